@@ -1,0 +1,47 @@
+# `make install` gives .venv/bin/provision; the other targets add what they need to the same .venv.
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Without an argument pip follows the user's own settings: index, mirror, find-links, proxy, certificate.
+PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.PHONY: install dev test test-fast check format lint types bench wheel clean
+
+install: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --editable .
+	touch $@
+
+dev: $(VENV)/.dev
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --editable '.[dev]'
+	touch $@
+
+test: dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-fast: dev
+	$(BIN)/python -m pytest -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
+
+check: lint types test
+
+format: dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: dev
+	$(BIN)/mypy
+
+bench: dev
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+wheel: install
+	$(BIN)/uv build --wheel --out-dir dist --python $(BIN)/python
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis .bench

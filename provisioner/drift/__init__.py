@@ -1,0 +1,1 @@
+"""A patch series judged over many wheels."""

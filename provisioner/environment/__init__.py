@@ -1,0 +1,1 @@
+"""The virtual environment: its lock, uv, and what is installed in it."""

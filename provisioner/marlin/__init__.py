@@ -1,0 +1,1 @@
+"""vLLM's Marlin weight layout and its repack on the CPU."""

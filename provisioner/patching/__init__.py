@@ -1,0 +1,1 @@
+"""The patch engine: parse, match, judge, plan, write."""

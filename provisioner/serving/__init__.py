@@ -1,0 +1,1 @@
+"""Launching, diagnosing and measuring a server."""
