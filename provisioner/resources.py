@@ -1,0 +1,36 @@
+"""Where the recipes, patches and locks that travel with the tool lie: in the built wheel, or in a checkout."""
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+
+def recipes_folder() -> Path:
+    """The folder of the built-in recipes, ``NAME.toml`` each."""
+    return _PACKAGE / "recipes"
+
+
+def patches_folder() -> Path:
+    """The patch store, a folder for each patch."""
+    return _travelling("patches")
+
+
+def lockfiles_folder() -> Path:
+    """The locks that travel with the tool, ``RECIPE.txt`` and ``RECIPE.toml``."""
+    return _travelling("lockfiles")
+
+
+def marlin_folder() -> Path:
+    """The sources of the repack, which a child process in another environment loads by path."""
+    return _PACKAGE / "marlin"
+
+
+def recipe_names() -> tuple[str, ...]:
+    """The names of the built-in recipes, sorted."""
+    return tuple(sorted(path.stem for path in recipes_folder().glob("*.toml")))
+
+
+def _travelling(name: str) -> Path:
+    # The wheel carries the folder as package data; an editable install reads it from the checkout.
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name

@@ -1,0 +1,86 @@
+"""Strict reading of TOML and JSON tables: every key is asked for by name and type, and a key nobody asked for is an error."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from provisioner.errors import InvalidInputError
+
+T = TypeVar("T")
+
+
+class Table:
+    """One table at an address. ``take`` methods remove what they return; ``close`` refuses what is left.
+
+    Every error is of the class given, carries the address of the key (``hynix.toml: build.release``) and, for an unknown
+    key, the nearest known one.
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, where: str, path: str = "", error: type[InvalidInputError]) -> None:
+        self._values = dict(values)
+        self._known: set[str] = set()
+        self._where = where
+        self._path = path
+        self._error = error
+
+    def __contains__(self, key: str) -> bool:
+        self._known.add(key)
+        return key in self._values
+
+    def address(self, key: str = "") -> str:
+        """The address of ``key``, or of the table itself."""
+        path = ".".join(part for part in (self._path, key) if part)
+        return f"{self._where}: {path}" if path else self._where
+
+    def fail(self, what: str, key: str = "", *, expected: str | None = None, found: str | None = None) -> InvalidInputError:
+        """An error at ``key``, to be raised by the caller."""
+        return self._error(what, where=self.address(key), expected=expected, found=found)
+
+    def take(self, key: str, kind: type[T]) -> T:
+        """The required value of ``key``."""
+        if key not in self:
+            raise self.fail("a required key is missing", key)
+        return self._typed(key, self._values.pop(key), kind)
+
+    def take_or(self, key: str, kind: type[T], default: T) -> T:
+        """The value of ``key``, or ``default`` where the key is absent."""
+        return self.take(key, kind) if key in self else default
+
+    def take_optional(self, key: str, kind: type[T]) -> T | None:
+        """The value of ``key``, or None where the key is absent."""
+        return self.take(key, kind) if key in self else None
+
+    def take_list(self, key: str, kind: type[T]) -> tuple[T, ...]:
+        """The values of a list, empty where the key is absent."""
+        values = self.take_or(key, list, [])
+        return tuple(self._typed(f"{key}[{index}]", value, kind) for index, value in enumerate(values))
+
+    def take_table(self, key: str) -> "Table":
+        """A sub-table, empty where the key is absent."""
+        return self._table(key, self.take_or(key, dict, {}))
+
+    def take_tables(self, key: str) -> tuple["Table", ...]:
+        """A list of sub-tables, empty where the key is absent."""
+        return tuple(self._table(f"{key}[{index}]", value) for index, value in enumerate(self.take_list(key, dict)))
+
+    def take_strings(self, key: str) -> dict[str, str]:
+        """A table of free keys with string values, empty where the key is absent."""
+        values = self.take_or(key, dict, {})
+        return {str(name): self._typed(f"{key}.{name}", value, str) for name, value in values.items()}
+
+    def close(self) -> None:
+        """Refuse any key that was not asked for."""
+        for key in self._values:
+            near = difflib.get_close_matches(key, self._known, n=1)
+            hints = (f"did you mean {near[0]!r}?",) if near else (f"known keys: {', '.join(sorted(self._known))}",)
+            raise self._error(f"unknown key {key!r}", where=self.address(key), hints=hints)
+
+    def _table(self, key: str, values: Mapping[str, Any]) -> "Table":
+        path = f"{self._path}.{key}" if self._path else key
+        return Table(values, where=self._where, path=path, error=self._error)
+
+    def _typed(self, key: str, value: Any, kind: type[T]) -> T:
+        # bool is an int to Python, never to a reader of TOML.
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self.fail("a value of the wrong type", key, expected=kind.__name__, found=type(value).__name__)
+        return value
