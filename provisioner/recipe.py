@@ -188,7 +188,9 @@ def parse_recipe(text: str, *, name: str, where: str) -> Recipe:
         fork=_parse_fork(table.take_table("fork")) if "fork" in table else None,
         expect=_parse_expectation(table.take_table("expect")),
         serve=_parse_serve(table.take_table("serve")) if "serve" in table else None,
-        serve_without_fork=_parse_serve(table.take_table("serve-without-fork")) if "serve-without-fork" in table else None,
+        serve_without_fork=_parse_serve(table.take_table("serve-without-fork"))
+        if "serve-without-fork" in table
+        else None,
         drift=_parse_drift(table),
     )
     table.close()
@@ -207,7 +209,9 @@ def _parse_card(table: Table) -> CardExpectation:
     capability = table.take("compute-capability", str)
     major, _, minor = capability.partition(".")
     if not (major.isdigit() and minor.isdigit()):
-        raise table.fail("not a compute capability", "compute-capability", expected="a form such as 8.0", found=capability)
+        raise table.fail(
+            "not a compute capability", "compute-capability", expected="a form such as 8.0", found=capability
+        )
     card = CardExpectation(
         name=table.take("name", str),
         compute_capability=(int(major), int(minor)),
@@ -233,7 +237,9 @@ def _parse_python(table: Table) -> PythonChoice:
 def _parse_build(table: Table) -> Build:
     build: Build
     if "release" in table:
-        build = ReleaseBuild(version=_parse_version(table, "release"), exclude_newer=_parse_time(table, "exclude-newer"))
+        build = ReleaseBuild(
+            version=_parse_version(table, "release"), exclude_newer=_parse_time(table, "exclude-newer")
+        )
     else:
         commit = table.take("commit", str)
         if not _COMMIT.fullmatch(commit):
@@ -252,7 +258,9 @@ def _parse_patches(table: Table) -> tuple[PatchUse, ...]:
     uses = []
     for entry in table.take_tables("patch"):
         uses.append(
-            PatchUse(id=entry.take("id", str), policy=_parse_policy(entry), why=" ".join(entry.take("why", str).split()))
+            PatchUse(
+                id=entry.take("id", str), policy=_parse_policy(entry), why=" ".join(entry.take("why", str).split())
+            )
         )
         entry.close()
     ids = [use.id for use in uses]
@@ -287,7 +295,9 @@ def _parse_fork(table: Table) -> ForkStack:
 
 
 def _parse_expectation(table: Table) -> Expectation:
-    expectation = Expectation(torch=table.take_optional("torch", str), torch_cuda=table.take_optional("torch-cuda", str))
+    expectation = Expectation(
+        torch=table.take_optional("torch", str), torch_cuda=table.take_optional("torch-cuda", str)
+    )
     table.close()
     return expectation
 
@@ -363,4 +373,6 @@ def _parse_time(table: Table, key: str) -> datetime | None:
 def _refuse_contradictions(recipe: Recipe) -> None:
     serve = recipe.serve
     if serve is not None and serve.launcher == "fork" and recipe.fork is None:
-        raise InvalidRecipeError("the launcher is the fork's, and no fork is named", where=f"{recipe.where}: serve.launcher")
+        raise InvalidRecipeError(
+            "the launcher is the fork's, and no fork is named", where=f"{recipe.where}: serve.launcher"
+        )

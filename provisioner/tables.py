@@ -16,7 +16,9 @@ class Table:
     key, the nearest known one.
     """
 
-    def __init__(self, values: Mapping[str, Any], *, where: str, path: str = "", error: type[InvalidInputError]) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], *, where: str, path: str = "", error: type[InvalidInputError]
+    ) -> None:
         self._values = dict(values)
         self._known: set[str] = set()
         self._where = where
@@ -32,7 +34,9 @@ class Table:
         path = ".".join(part for part in (self._path, key) if part)
         return f"{self._where}: {path}" if path else self._where
 
-    def fail(self, what: str, key: str = "", *, expected: str | None = None, found: str | None = None) -> InvalidInputError:
+    def fail(
+        self, what: str, key: str = "", *, expected: str | None = None, found: str | None = None
+    ) -> InvalidInputError:
         """An error at ``key``, to be raised by the caller."""
         return self._error(what, where=self.address(key), expected=expected, found=found)
 

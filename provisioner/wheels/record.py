@@ -53,7 +53,9 @@ def parse_record(text: str, *, where: str = "RECORD") -> Record:
         entry = _parse_row(row, where=f"{where}, row {number}")
         known = entries.setdefault(entry.path, entry)
         if known != entry:
-            raise InvalidInputError(f"{entry.path} stands twice with different contents", where=f"{where}, row {number}")
+            raise InvalidInputError(
+                f"{entry.path} stands twice with different contents", where=f"{where}, row {number}"
+            )
     return Record(entries=MappingProxyType(entries))
 
 
