@@ -1,4 +1,4 @@
-"""One exception tree. A class says how the process ends; an instance says what happened, where, and what to run next."""
+"""One exception tree. A class says how the process ends; an instance says what happened, where, and what to run."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 class ProvisionError(Exception):
     """Base of every failure that a user can cause or mend.
 
-    ``what`` is one sentence without a full stop. ``where`` is an address (a file, a URL, ``recipe.toml: build.version``).
+    ``what`` is one sentence without a full stop. ``where`` is an address (a file, a URL, ``x.toml: build.version``).
     ``expected`` and ``found`` are given together where two things were compared. Each hint is a command or an act.
     """
 

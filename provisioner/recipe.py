@@ -1,4 +1,4 @@
-"""Recipe TOML to Recipe. Pure and strict: an unknown key, a wrong type or a contradiction is an error with its address."""
+"""Recipe TOML to Recipe. Pure and strict: an unknown key, a wrong type or a contradiction is an addressed error."""
 
 import re
 import tomllib

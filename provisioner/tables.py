@@ -1,4 +1,4 @@
-"""Strict reading of TOML and JSON tables: every key is asked for by name and type, and a key nobody asked for is an error."""
+"""Strict reading of tables: every key is asked for by name and type; a key that nobody asked for is an error."""
 
 import difflib
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Table:
     """One table at an address. ``take`` methods remove what they return; ``close`` refuses what is left.
 
-    Every error is of the class given, carries the address of the key (``hynix.toml: build.release``) and, for an unknown
-    key, the nearest known one.
+    Every error is of the class given, carries the address of the key (``hynix.toml: build.release``) and, for an
+    unknown key, the nearest known one.
     """
 
     def __init__(

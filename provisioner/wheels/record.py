@@ -12,7 +12,7 @@ from provisioner.errors import InvalidInputError
 
 @dataclass(frozen=True, kw_only=True)
 class RecordEntry:
-    """One row: a path as RECORD writes it (posix, relative to site-packages), its digest and size in bytes where given."""
+    """One row: a posix path relative to site-packages, its digest, and its size in bytes where given."""
 
     path: str
     digest: Digest | None
