@@ -1,0 +1,38 @@
+"""Recipes by name or path, for every command that takes one."""
+
+from pathlib import Path
+
+from provisioner.errors import UsageError
+from provisioner.recipe import Recipe, parse_recipe
+from provisioner.resources import recipe_names, recipes_folder
+
+
+def open_recipe(name: str) -> Recipe:
+    """The built-in recipe of this name, or the recipe file at this path.
+
+    Raises UsageError, naming the nearest known recipe, where there is neither; InvalidRecipeError for what it holds.
+    """
+    if name in recipe_names():
+        return _read(recipes_folder() / f"{name}.toml", where=f"{name}.toml")
+    path = Path(name)
+    if path.suffix == ".toml" or "/" in name:
+        if path.is_file():
+            return _read(path, where=name)
+        raise UsageError("no such recipe file", where=name, hints=("provision recipes",))
+    raise UsageError(f"no recipe is called {name!r}", hints=(_nearest(name), "provision recipes"))
+
+
+def all_recipes() -> tuple[Recipe, ...]:
+    """Every built-in recipe, by name."""
+    return tuple(open_recipe(name) for name in recipe_names())
+
+
+def _read(path: Path, *, where: str) -> Recipe:
+    return parse_recipe(path.read_text(encoding="utf-8"), name=path.stem, where=where)
+
+
+def _nearest(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, recipe_names(), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(recipe_names())}"

@@ -1,0 +1,54 @@
+"""``provision recipes``."""
+
+from typing import Any
+
+import typer
+
+from provisioner.recipe import Build, CommitBuild, Recipe
+
+
+def recipes(
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> int:
+    """List the built-in recipes: card, build, and the policy of each patch.
+
+    Example: [bold]provision recipes[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.cli.catalogue import all_recipes
+
+    found = all_recipes()
+    if as_json:
+        render.print_json("recipes", {"recipes": [_describe(recipe) for recipe in found]})
+    else:
+        render.print_table(("RECIPE", "CARD", "BUILD", "PATCHES", "TITLE"), map(_row, found))
+    return 0
+
+
+def _describe(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "name": recipe.name,
+        "title": recipe.title,
+        "summary": recipe.summary,
+        "distribution": recipe.distribution,
+        "build": build_text(recipe.build),
+        "commit": recipe.build.commit if isinstance(recipe.build, CommitBuild) else None,
+        "card": _card_text(recipe),
+        "python": recipe.python.preferred,
+        "patches": [{"id": use.id, "policy": use.policy, "why": use.why} for use in recipe.patches],
+    }
+
+
+def _row(recipe: Recipe) -> tuple[str, ...]:
+    patches = ", ".join(f"{use.id} ({use.policy})" for use in recipe.patches) or "none"
+    return recipe.name, _card_text(recipe), build_text(recipe.build), patches, recipe.title
+
+
+def _card_text(recipe: Recipe) -> str:
+    card = recipe.card
+    return f"{card.name} {card.memory_gib} GB" if card else "any"
+
+
+def build_text(build: Build) -> str:
+    """The build in a word."""
+    return f"{build.version}+g{build.commit[:9]}" if isinstance(build, CommitBuild) else str(build.version)
