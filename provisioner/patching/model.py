@@ -1,0 +1,258 @@
+"""The nouns of the patch engine: what a patch says, what a file is, what was found. Pure data.
+
+Every path is posix and relative to site-packages; every text is bytes; a line never holds its line end.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal
+
+from provisioner.digests import Digest
+
+LineKind = Literal[" ", "-", "+"]
+
+
+class Verdict(StrEnum):
+    """The answer for a hunk, a file or a patch. The order of the members is the order from worst to best."""
+
+    INVALID = "invalid"
+    FOREIGN = "foreign"
+    TARGET_MISSING = "target-missing"
+    CONFLICT = "conflict"
+    WRONG_SCOPE = "wrong-scope"
+    AMBIGUOUS = "ambiguous"
+    PARTIAL = "partial"
+    STALE_VERSION = "stale-version"
+    PROBABLY_MERGED = "probably-merged"
+    APPLIES_AT_OFFSET = "applies-at-offset"
+    APPLIES = "applies"
+    APPLIED = "applied"
+    MERGED_UPSTREAM = "merged-upstream"
+    ALREADY_IN_SERIES = "already-in-series"
+    NOT_SHIPPED = "not-shipped"
+
+
+HARMLESS: frozenset[Verdict] = frozenset(
+    {
+        Verdict.APPLIES,
+        Verdict.APPLIES_AT_OFFSET,
+        Verdict.APPLIED,
+        Verdict.MERGED_UPSTREAM,
+        Verdict.ALREADY_IN_SERIES,
+    }
+)
+"""Verdicts of a patch with which a series can be carried out as it is (exit 0)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunkLine:
+    """One line of a hunk. ``ends`` is False where the patch says that no newline follows at the end of the file."""
+
+    kind: LineKind
+    text: bytes
+    ends: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hunk:
+    """One hunk. ``index`` counts from 1 over all hunks that the patch has for the path; starts are 1-based line numbers
+    as written (with a count of 0, the line after which the hunk stands)."""
+
+    index: int
+    old_start: int
+    old_count: int
+    new_start: int
+    new_count: int
+    heading: bytes = b""
+    lines: tuple[HunkLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Modify:
+    """A file that stays where it is. Modes are permission bits, both or none; without hunks only they change."""
+
+    path: str
+    hunks: tuple[Hunk, ...]
+    old_mode: int | None = None
+    new_mode: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Create:
+    """A new file: one hunk of added lines, or none for an empty file.
+
+    ``fills_empty`` is True where the patch names the old file instead of saying that there is none: then an existing
+    empty file is as good a start as no file.
+    """
+
+    path: str
+    hunks: tuple[Hunk, ...]
+    mode: int | None = None
+    fills_empty: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delete:
+    """A file that goes: one hunk with all of its lines, or none for an empty file."""
+
+    path: str
+    hunks: tuple[Hunk, ...]
+    mode: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rename:
+    """A file that moves from ``source`` to ``path``, changed by the hunks where there are any."""
+
+    source: str
+    path: str
+    hunks: tuple[Hunk, ...]
+    old_mode: int | None = None
+    new_mode: int | None = None
+    similarity: int | None = None
+
+
+FileChange = Modify | Create | Delete | Rename
+
+
+def paths_of(change: FileChange) -> tuple[str, ...]:
+    """The paths that a change reads or writes, its target first."""
+    return (change.path, change.source) if isinstance(change, Rename) else (change.path,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patch:
+    """One patch. ``source`` says where the text came from, ``digest`` is the SHA-256 of the text as read.
+
+    A path may stand in several changes only where the text holds several commits; the later one follows the earlier.
+    """
+
+    id: str
+    source: str
+    digest: Digest
+    changes: tuple[FileChange, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileManifest:
+    """What a patch holds for one path; ``scopes`` has one qualified name a hunk where they are known, else is empty."""
+
+    path: str
+    hunks: int
+    added: int
+    removed: int
+    scopes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """What a patch holds, to notice when a later text of it holds less."""
+
+    files: tuple[FileManifest, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cut:
+    """What is known of the file that a path's hunks were cut against.
+
+    ``digest`` is that file's; where the file at hand has it, every hunk stands at its own line. ``scopes`` has one
+    qualified name a hunk ("" is module level, None is not known), in the order of the hunks' indices.
+    """
+
+    digest: Digest | None = None
+    scopes: tuple[str | None, ...] = ()
+
+
+def _no_cuts() -> Mapping[str, Cut]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeriesPatch:
+    """A patch at its place in a series, with what is known about it.
+
+    ``former`` are older texts of the same patch. ``in_history`` says whether upstream's merge commit of the same change
+    is an ancestor of the build that is judged (None: not known). ``new_roots`` are top-level names beside the
+    distribution's own which the patch may create (an overlay's).
+    """
+
+    patch: Patch
+    cuts: Mapping[str, Cut] = field(default_factory=_no_cuts)
+    former: tuple[Patch, ...] = ()
+    in_history: bool | None = None
+    new_roots: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileFacts:
+    """What is known about one path.
+
+    ``content`` is what stands there now (None: nothing), ``pristine`` the bytes as shipped where they are at hand,
+    ``recorded`` RECORD's digest (None: not shipped), ``mode`` the permission bits now (None: not known).
+    """
+
+    path: str
+    content: bytes | None
+    pristine: bytes | None = None
+    recorded: Digest | None = None
+    mode: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HunkVerdict:
+    """One hunk: the old line it names, the line where it was found, their difference, the scope that it must stand in
+    (None: not known) and the one found there (None: nothing found, or not a Python file)."""
+
+    index: int
+    verdict: Verdict
+    line: int
+    found: int | None = None
+    offset: int | None = None
+    scope: str | None = None
+    found_scope: str | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileVerdict:
+    """One path of one patch. ``before`` and ``after`` are digests around this patch in the series' own states (None:
+    no file there, or not known). ``moved_to`` is where a missing target went."""
+
+    path: str
+    verdict: Verdict
+    before: Digest | None
+    after: Digest | None
+    hunks: tuple[HunkVerdict, ...] = ()
+    why: str = ""
+    moved_to: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchVerdict:
+    """One patch in its series. ``same_as`` is the id of the earlier patch that makes the same change."""
+
+    id: str
+    source: str
+    verdict: Verdict
+    files: tuple[FileVerdict, ...]
+    why: str = ""
+    same_as: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeriesVerdict:
+    """A whole series. ``final`` has the wanted content (None: no file) of every touched path for which it is known, and
+    ``pristine`` the content as shipped, given or won back by reversal and proven by digest."""
+
+    patches: tuple[PatchVerdict, ...]
+    final: Mapping[str, bytes | None]
+    final_digests: Mapping[str, Digest | None]
+    final_modes: Mapping[str, int]
+    pristine: Mapping[str, bytes | None]
+
+    @property
+    def blocking(self) -> tuple[PatchVerdict, ...]:
+        """The patches whose verdict stands in the way of carrying out the series, in order."""
+        return tuple(patch for patch in self.patches if patch.verdict not in HARMLESS)
