@@ -57,7 +57,7 @@ Spec = ReleaseSpec | NightlySpec | CommitSpec | CommitFileSpec | LocalSpec
 
 
 def parse_spec(text: str) -> Spec:
-    """The spec in ``text``: ``nightly``, ``commit:SHA``, ``commits:FILE``, ``pypi``, ``pypi:VERSION``, ``pypi:RANGE``, or a path.
+    """What ``text`` names: nightly, commit:SHA, commits:FILE, pypi, pypi:VERSION, pypi:RANGE, or a wheel or folder.
 
     Raises UsageError for anything else.
     """

@@ -50,7 +50,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One answer. ``url`` is where redirects ended; header names are in lower case; ``body`` is empty where left unread."""
+    """One answer: ``url`` is where redirects ended, header names are in lower case; ``body`` may be left unread."""
 
     status: int
     url: str
@@ -161,8 +161,8 @@ class Transport:
     ) -> Digest:
         """Write ``url`` to ``path`` and return its sha256, computed on the way.
 
-        Bytes arrive in ``path`` + ``.part``, which a broken download leaves for the next to go on from (with If-Range, so
-        a file that changed on the server starts anew); ``path`` appears whole or not at all.
+        Bytes arrive in ``path`` + ``.part``, which a broken download leaves for the next to go on from (with If-Range,
+        so a file that changed on the server starts anew); ``path`` appears whole or not at all.
         Raises HashMismatchError where ``expected`` is another digest; the bytes are dropped then.
         """
         part = path.with_name(path.name + ".part")
@@ -335,7 +335,7 @@ class Transport:
         return session
 
     def _credentials_for(self, url: str) -> tuple[str, str] | None:
-        """Those in the URL, else those seen earlier for the same host: index pages link to files without repeating them."""
+        """Those in the URL, else those seen earlier for its host: index pages link to files without repeating them."""
         parts = urlsplit(url)
         origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         with self._guard:
