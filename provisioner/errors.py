@@ -136,6 +136,12 @@ class EnvironmentConflictError(ConflictError):
     code = "environment-conflict"
 
 
+class RefusedTargetError(ConflictError):
+    """A path that is never written to: outside site-packages, a symlink, or neither shipped nor made by the series."""
+
+    code = "refused-target"
+
+
 class BusyError(ConflictError):
     """Another process holds this environment."""
 
