@@ -9,6 +9,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from provisioner.errors import CannotObtainError, NoSuchBuildError, UsageError
+from provisioner.wheels.cache import WheelCache
 from provisioner.wheels.lazy import LocalWheel, RemoteWheel, Wheel
 from provisioner.wheels.names import Candidate, commit_of, parse_wheel_name, variant_of
 from provisioner.wheels.settings import IndexSettings
@@ -109,13 +110,25 @@ def open_wheel(
     transport: Transport | None = None,
     progress: Progress | None = None,
 ) -> Wheel:
-    """The wheel of ``candidate``, read where it lies."""
+    """The wheel of ``candidate``, read where it lies, through the cache that the settings name."""
     if candidate.path is not None:
         return LocalWheel(candidate.path)
     assert candidate.url is not None
-    return RemoteWheel(
-        candidate.url, transport or Transport(settings), size=candidate.size, sha256=candidate.sha256, progress=progress
+    used = transport or Transport(settings)
+    wheel = RemoteWheel(
+        candidate.url,
+        used,
+        size=candidate.size,
+        sha256=candidate.sha256,
+        cache=open_cache(settings),
+        progress=progress,
     )
+    return wheel if transport is not None else wheel.hold(used)
+
+
+def open_cache(settings: IndexSettings) -> WheelCache | None:
+    """The cache that the settings name; None where they name none."""
+    return WheelCache(settings.cache, limit=settings.cache_bytes) if settings.cache is not None else None
 
 
 def _find_releases(

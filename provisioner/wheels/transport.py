@@ -78,6 +78,16 @@ class Reply:
         return self.headers.get("last-modified")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Download:
+    """A file that was downloaded: its place, its sha256 as computed on the way, its size in bytes."""
+
+    path: Path
+    sha256: Digest
+    size: int
+    validator: str | None = None
+
+
 class _TryAgainError(Exception):
     """An attempt failed in a way that another one may mend. Never leaves this module."""
 
@@ -158,8 +168,8 @@ class Transport:
         expected: Digest | None = None,
         size: int | None = None,
         progress: Progress | None = None,
-    ) -> Digest:
-        """Write ``url`` to ``path`` and return its sha256, computed on the way.
+    ) -> Download:
+        """Write ``url`` to ``path``, hashing on the way.
 
         Bytes arrive in ``path`` + ``.part``, which a broken download leaves for the next to go on from (with If-Range,
         so a file that changed on the server starts anew); ``path`` appears whole or not at all.
@@ -170,6 +180,7 @@ class Transport:
         digest = self._persist(
             url, lambda: self._download_once(url, part, size, progress), rounds=max(2, self._settings.retries)
         )
+        validator = _read_note(_note_path(part))
         if expected is not None and digest != expected:
             part.unlink()
             _note_path(part).unlink(missing_ok=True)
@@ -182,7 +193,15 @@ class Transport:
             )
         part.replace(path)
         _note_path(part).unlink(missing_ok=True)
-        return digest
+        return Download(path=path, sha256=digest, size=path.stat().st_size, validator=validator)
+
+    def is_unchanged(self, url: str, validator: str) -> bool:
+        """Whether the file at ``url`` is still the one that came with ``validator``; its bytes are not read."""
+        condition = "If-None-Match" if validator.startswith('"') else "If-Modified-Since"
+        reply = self.fetch(
+            url, accept=frozenset({200, 304, 403, 404, 410}), headers={condition: validator}, unread=frozenset({200})
+        )
+        return reply.status == 304 or (reply.status == 200 and reply.validator == validator)
 
     def _persist(self, url: str, attempt: Callable[[], _Result], *, rounds: int | None = None) -> _Result:
         attempts = 1 + (self._settings.retries if rounds is None else rounds)
@@ -193,6 +212,7 @@ class Transport:
                 last = failure
             if number + 1 < attempts:
                 self._sleep(self._pause(number, last, url))
+        assert attempts > 0
         raise NetworkError(
             last.why,
             where=redact(url),

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.errors import CannotObtainError, HashMismatchError, InvalidInputError
-from provisioner.wheels.lazy import LocalWheel, read_directory
+from provisioner.wheels.lazy import LocalWheel
+from provisioner.wheels.zipped import read_directory
 
 from ..support.wheels import wheel_bytes, wheel_filename, write_wheel
 
