@@ -48,6 +48,7 @@ def _take_version(
 
 
 def _add_commands(app: typer.Typer) -> None:
-    from provisioner.cli import recipes
+    from provisioner.cli import probe, recipes
 
     app.command("recipes", rich_help_panel="Catalogue")(exiting(recipes.recipes))
+    app.add_typer(probe.build_group(), name="probe", rich_help_panel="Serving")

@@ -1,52 +1,37 @@
 """Runs the probes against a server. The order of requests is part of what is measured; read it here.
 
-A document is never used for two measurements, so its first sighting is cold. Counters are read around each measurement,
-not during it.
+A document is never used for two measurements, so its first sighting is cold. Counters are read around a measurement,
+not during it. Every probe hands on its points also where it ends early, from the repeats that were whole by then.
 """
 
 import asyncio
-import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, assert_never
+from typing import Final, Literal, assert_never
 
 from provisioner.errors import NetworkError, ProvisionError, UsageError
 from provisioner.serving.conversation import JsonObject
 from provisioner.serving.probes import model
-from provisioner.serving.probes.client import Endpoint, Exchange, ServerClient, connect
-from provisioner.serving.probes.model import Measure, Method, Point, Probe, RunSettings, ServerFacts, Setting
-from provisioner.serving.probes.workload import (
-    Calibration,
-    Corpus,
-    Message,
-    ask_about,
-    ask_more,
-    write_request,
+from provisioner.serving.probes.bench import (
+    CALIBRATION_WORDS,
+    NEW_TEXT_PART,
+    WARM_UP_TOKENS,
+    Bench,
+    Exchanged,
+    Watcher,
+    count_between,
+    meet_server,
 )
+from provisioner.serving.probes.client import Endpoint, Exchange, ServerClient, connect
+from provisioner.serving.probes.model import Measure, Method, Point, Probe, RunSettings, Setting
+from provisioner.serving.probes.workload import Message
 from provisioner.serving.prometheus import ServerCounters
 
 SIGHTINGS: Final = 3
 RESENDS: Final = (0, 1, 2)
 REPLY_TOKENS: Final = 128
-WARM_UP_TOKENS: Final = 8
-# The new text of a second turn, as a part of the first turn's context: 2K on 40K.
-NEW_TEXT_PART: Final = 20
-_CALIBRATION_WORDS: Final = (100, 400)
 _BOOST_POLL_SECONDS: Final = 0.05
-
-Exchanged = tuple[Exchange, ServerCounters | None]
-
-
-class Watcher(Protocol):
-    """Is told how a run goes on; nothing of the run depends on it."""
-
-    def expect(self, requests: int) -> None: ...
-    def begin(self, what: str) -> None: ...
-    def advance(self) -> None: ...
-    def take_server(self, facts: ServerFacts) -> None: ...
-    def take_points(self, points: Sequence[Point]) -> None: ...
-    def take_note(self, note: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +43,25 @@ class Targets:
     model: str | None = None
 
 
-def count_requests(settings: RunSettings, probes: Sequence[Probe]) -> int:
-    """Requests that a run of ``probes`` sends, calibration included, if no context is passed over."""
-    return len(_CALIBRATION_WORDS) + sum(_count_for(probe, settings) for probe in probes)
+def count_requests(settings: RunSettings) -> int:
+    """Requests that a run sends, calibration included, if no context is passed over."""
+    return len(CALIBRATION_WORDS) + sum(_count_for(probe, settings) for probe in settings.probes)
 
 
 def _count_for(probe: Probe, settings: RunSettings) -> int:
-    places = len(settings.contexts) * settings.repeats
+    contexts = len(settings.contexts)
     match probe:
         case Probe.DECODE:
-            return places * (2 if settings.method is Method.DIFFERENCE else 1) + len(settings.contexts) * _warm_ups(
-                settings.method
-            )
+            asks = 2 if settings.method is Method.DIFFERENCE else 1
+            return contexts * (_warm_ups(settings.method) + settings.repeats * asks)
         case Probe.CACHE_CLIFF:
-            return places * SIGHTINGS
+            return contexts * settings.repeats * SIGHTINGS
         case Probe.GROWN_PREFIX:
-            return places * sum(2 + resends for resends in RESENDS)
+            return contexts * settings.repeats * sum(2 + resends for resends in RESENDS)
         case Probe.CONCURRENCY:
             return sum(settings.streams) * settings.repeats
         case Probe.BOOSTER_AB:
-            return places * 4
+            return contexts * settings.repeats * 4
         case _:
             assert_never(probe)
 
@@ -92,173 +76,81 @@ async def run_probes(targets: Targets, settings: RunSettings, watcher: Watcher, 
 
     Raises NetworkError, NoUsageError or UsageError; what was handed on before stays true.
     """
-    watcher.expect(count_requests(settings, settings.probes))
+    watcher.expect(count_requests(settings))
     async with connect(targets.server) as client:
-        facts = await _meet_server(client, targets.model)
+        facts = await meet_server(client, targets.model)
         watcher.take_server(facts)
-        bench = _Bench(client, facts, settings, watcher, extra)
+        bench = Bench(client, facts, settings, watcher, extra)
         watcher.begin("counting tokens a word")
         await bench.calibrate()
         for probe in settings.probes:
-            if probe is Probe.BOOSTER_AB:
-                await _compare_routes(bench, targets.booster)
-            else:
-                await _run_probe(bench, probe)
+            await _run_probe(bench, probe, targets)
 
 
-async def _meet_server(client: ServerClient, wanted: str | None) -> ServerFacts:
-    models = await client.list_models()
-    chosen = next((one for one in models if one.name == wanted), None) if wanted else next(iter(models), None)
-    if chosen is None:
-        raise UsageError(
-            "the server does not serve this model" if wanted else "the server serves no model",
-            where=client.endpoint.base,
-            expected=wanted,
-            found=", ".join(one.name for one in models) or "none",
-            hints=("name one of those with --model",) if models else (),
-        )
-    counters = await client.read_counters()
-    version = await client.read_version()
-    return ServerFacts(
-        url=client.endpoint.base,
-        model=chosen.name,
-        software=None if version is None else f"vLLM {version}",
-        max_model_len=chosen.max_model_len,
-        has_counters=counters is not None and counters.prefix_queries is not None,
-    )
-
-
-class _Bench:
-    """One run's means: documents nobody has seen, requests, and counters around them."""
-
-    def __init__(
-        self, client: ServerClient, facts: ServerFacts, settings: RunSettings, watcher: Watcher, extra: JsonObject
-    ) -> None:
-        self.client = client
-        self.facts = facts
-        self.settings = settings
-        self.watcher = watcher
-        self.extra = extra
-        self._corpus = Corpus(seed=settings.seed)
-        self._numbers = itertools.count(1)
-        self._calibration = Calibration(fixed=0.0, per_word=1.5)
-
-    async def calibrate(self) -> None:
-        samples = []
-        for words in _CALIBRATION_WORDS:
-            document = self._corpus.write_document(next(self._numbers), words)
-            exchange = await self.ask((ask_about(document, self.settings.workload),), WARM_UP_TOKENS)
-            samples.append((len(document.split()), exchange.usage.prompt_tokens))
-        self._calibration = Calibration.from_samples(*samples)
-
-    def write_document(self, tokens: int) -> str:
-        return self._corpus.write_document(next(self._numbers), self._calibration.words_for(tokens))
-
-    def write_first_turn(self, tokens: int) -> Message:
-        return ask_about(self.write_document(tokens), self.settings.workload)
-
-    async def ask(self, messages: tuple[Message, ...], tokens: int, client: ServerClient | None = None) -> Exchange:
-        request = write_request(
-            self.facts.model, messages, tokens=tokens, temperature=self.settings.temperature, extra=self.extra
-        )
-        exchange = await (client or self.client).stream_chat(request)
-        self.watcher.advance()
-        return exchange
-
-    async def ask_counted(
-        self, messages: tuple[Message, ...], tokens: int, client: ServerClient | None = None
-    ) -> Exchanged:
-        """An exchange and what the server counted during it."""
-        before = await self.read_counters()
-        exchange = await self.ask(messages, tokens, client)
-        return exchange, _difference(before, await self.read_counters())
-
-    async def read_counters(self) -> ServerCounters | None:
-        return await self.client.read_counters() if self.facts.has_counters else None
-
-    def fitting_contexts(self, tokens_after: int) -> Iterator[int]:
-        """Contexts that the model has room for; the others are noted."""
-        limit = self.facts.max_model_len
-        for context in self.settings.contexts:
-            if limit is not None and context + tokens_after > limit:
-                self.watcher.take_note(
-                    f"{model.print_context(context)} context passed over: the server's limit is {limit} tokens"
-                )
-            else:
-                yield context
-
-    def note_short_answers(self, exchanges: Sequence[Exchange]) -> None:
-        made = min(exchange.usage.completion_tokens for exchange in exchanges)
-        wanted = self.settings.completion_tokens
-        if made < wanted // 2:
-            self.watcher.take_note(
-                f"an answer ended after {made} of {wanted} tokens; a vLLM server goes on with "
-                """--extra '{"ignore_eos": true}'"""
-            )
-
-
-def _difference(before: ServerCounters | None, after: ServerCounters | None) -> ServerCounters | None:
-    return None if before is None or after is None else after.since(before)
-
-
-async def _run_probe(
-    bench: _Bench,
-    probe: Literal[Probe.DECODE, Probe.CACHE_CLIFF, Probe.GROWN_PREFIX, Probe.CONCURRENCY],
-) -> None:
-    settings = bench.settings
+async def _run_probe(bench: Bench, probe: Probe, targets: Targets) -> None:
     match probe:
         case Probe.DECODE:
-            for context in bench.fitting_contexts(settings.completion_tokens):
+            for context in bench.fitting_contexts(bench.settings.completion_tokens):
                 bench.watcher.begin(f"decode at {model.print_context(context)}")
-                bench.watcher.take_points([await _measure_decode(bench, context)])
+                await _measure_decode(bench, context)
         case Probe.CACHE_CLIFF:
             for context in bench.fitting_contexts(1):
                 bench.watcher.begin(f"cache cliff at {model.print_context(context)}")
-                points = await _measure_cliff(bench, context)
-                bench.watcher.take_points(points)
-                bench.watcher.take_note(describe_cliff(context, points))
+                await _measure_cliff(bench, context)
         case Probe.GROWN_PREFIX:
-            for context in bench.fitting_contexts(REPLY_TOKENS + 1):
+            for context in bench.fitting_contexts(_second_turn_tokens(bench.settings)):
                 bench.watcher.begin(f"grown prefix at {model.print_context(context)}")
-                bench.watcher.take_points(await _measure_grown_prefix(bench, context))
+                await _measure_grown_prefix(bench, context)
         case Probe.CONCURRENCY:
-            for streams in settings.streams:
+            for streams in bench.settings.streams:
                 bench.watcher.begin(f"{streams} streams")
-                bench.watcher.take_points([await _measure_streams(bench, streams)])
+                await _measure_streams(bench, streams)
+        case Probe.BOOSTER_AB:
+            await _compare_routes(bench, targets.booster)
         case _:
             assert_never(probe)
 
 
-async def _measure_decode(bench: _Bench, context: int) -> Point:
+def _second_turn_tokens(settings: RunSettings) -> int:
+    """Tokens by which a second turn exceeds its context, at most."""
+    return REPLY_TOKENS + max(settings.contexts, default=0) // NEW_TEXT_PART
+
+
+async def _measure_decode(bench: Bench, context: int) -> None:
     settings = bench.settings
     prompt = (bench.write_first_turn(context),)
     cold = await bench.ask(prompt, WARM_UP_TOKENS)
     for _ in range(_warm_ups(settings.method) - 1):
         await bench.ask(prompt, WARM_UP_TOKENS)
     before = await bench.read_counters()
-    exchanges, rates = [], []
-    for _ in range(settings.repeats):
-        short = await bench.ask(prompt, 1) if settings.method is Method.DIFFERENCE else None
-        exchange = await bench.ask(prompt, settings.completion_tokens)
-        exchanges.append(exchange)
-        rates.append(exchange.decode_rate if short is None else _rate_between(short, exchange))
-    counted = _difference(before, await bench.read_counters())
+    exchanges: list[Exchange] = []
+    rates: list[float | None] = []
+    counted: ServerCounters | None = None
+    try:
+        for _ in range(settings.repeats):
+            short = await bench.ask(prompt, 1) if settings.method is Method.DIFFERENCE else None
+            exchange = await bench.ask(prompt, settings.completion_tokens)
+            rates.append(exchange.decode_rate if short is None else _rate_between(short, exchange))
+            exchanges.append(exchange)
+        counted = count_between(before, await bench.read_counters())
+    finally:
+        bench.take_point(Probe.DECODE, Setting(context=context), _decode_measures(cold, exchanges, rates, counted))
     bench.note_short_answers(exchanges)
-    return Point(
-        probe=Probe.DECODE,
-        setting=Setting(context=context),
-        measures=model.measures_of(
-            (
-                (model.DECODE_RATE, rates),
-                (model.FIRST_TOKEN_COLD, (cold.first_token_seconds,)),
-                (model.FIRST_TOKEN_WARM, (one.first_token_seconds for one in exchanges)),
-                (model.PROMPT_TOKENS, (one.usage.prompt_tokens for one in exchanges)),
-                (model.COMPLETION_TOKENS, (one.usage.completion_tokens for one in exchanges)),
-                (model.TOKENS_PER_EVENT, (one.tokens_per_event for one in exchanges)),
-            )
+
+
+def _decode_measures(
+    cold: Exchange, exchanges: Sequence[Exchange], rates: Sequence[float | None], counted: ServerCounters | None
+) -> tuple[Measure, ...]:
+    return model.measures_of(
+        (
+            (model.DECODE_RATE, rates),
+            (model.FIRST_TOKEN_COLD, (cold.first_token_seconds,)),
+            (model.FIRST_TOKEN_WARM, (one.first_token_seconds for one in exchanges)),
+            (model.PROMPT_TOKENS, (one.usage.prompt_tokens for one in (cold, *exchanges))),
+            (model.COMPLETION_TOKENS, (one.usage.completion_tokens for one in exchanges)),
+            (model.TOKENS_PER_EVENT, (one.tokens_per_event for one in exchanges)),
         )
-        + _draft_measures(counted),
-    )
+    ) + _draft_measures(counted)
 
 
 def _rate_between(short: Exchange, long: Exchange) -> float | None:
@@ -279,29 +171,30 @@ def _draft_measures(counted: ServerCounters | None) -> tuple[Measure, ...]:
     )
 
 
-async def _measure_cliff(bench: _Bench, context: int) -> list[Point]:
-    rows: list[list[Exchanged]] = []
-    for _ in range(bench.settings.repeats):
-        prompt = (bench.write_first_turn(context),)
-        rows.append([await bench.ask_counted(prompt, 1) for _ in range(SIGHTINGS)])
-    return [
-        Point(
-            probe=Probe.CACHE_CLIFF,
-            setting=Setting(context=context, sighting=sighting),
-            measures=_prefill_measures([row[sighting - 1] for row in rows], model.ELAPSED),
-        )
-        for sighting in range(1, SIGHTINGS + 1)
-    ]
-
-
-def _prefill_measures(exchanged: Sequence[Exchanged], time: model.Quantity) -> tuple[Measure, ...]:
+def _prefill_measures(exchanged: Iterable[Exchanged], time: model.Quantity) -> tuple[Measure, ...]:
+    """Measures of requests for one token: their time is the prefill's."""
+    pairs = list(exchanged)
     return model.measures_of(
         (
-            (time, (one.first_token_seconds for one, _ in exchanged)),
-            (model.PREFIX_HITS, (None if counted is None else counted.hit_share for _, counted in exchanged)),
-            (model.PROMPT_TOKENS, (one.usage.prompt_tokens for one, _ in exchanged)),
+            (time, (one.first_token_seconds for one, _ in pairs)),
+            (model.PREFIX_HITS, (None if counted is None else counted.hit_share for _, counted in pairs)),
+            (model.PROMPT_TOKENS, (one.usage.prompt_tokens for one, _ in pairs)),
         )
     )
+
+
+async def _measure_cliff(bench: Bench, context: int) -> None:
+    rows: list[list[Exchanged]] = []
+    points: list[Point] = []
+    try:
+        for _ in range(bench.settings.repeats):
+            prompt = (bench.write_first_turn(context),)
+            rows.append([await bench.ask_counted(prompt, 1) for _ in range(SIGHTINGS)])
+    finally:
+        for index in range(SIGHTINGS):
+            measures = _prefill_measures((row[index] for row in rows), model.ELAPSED)
+            points += bench.take_point(Probe.CACHE_CLIFF, Setting(context=context, sighting=index + 1), measures)
+    bench.watcher.take_note(describe_cliff(context, points))
 
 
 def find_first_hit(points: Sequence[Point]) -> int | None:
@@ -322,59 +215,44 @@ def find_first_hit(points: Sequence[Point]) -> int | None:
 
 
 def describe_cliff(context: int, points: Sequence[Point]) -> str:
+    """The finding in a line."""
     hit = find_first_hit(points)
     found = f"first hit at sighting {hit}" if hit is not None else f"no hit in {len(points)} sightings"
     return f"{model.print_context(context)} context: {found}"
 
 
-async def _measure_grown_prefix(bench: _Bench, context: int) -> list[Point]:
+async def _measure_grown_prefix(bench: Bench, context: int) -> None:
     rows: dict[int, list[Exchanged]] = {resends: [] for resends in RESENDS}
-    for _ in range(bench.settings.repeats):
+    try:
+        for _ in range(bench.settings.repeats):
+            for resends, exchanged in rows.items():
+                first = bench.write_first_turn(context)
+                reply = await bench.ask((first,), REPLY_TOKENS)
+                for _ in range(resends):
+                    await bench.ask((first,), 1)
+                exchanged.append(await bench.ask_counted(bench.grow(first, reply, context), 1))
+    finally:
         for resends, exchanged in rows.items():
-            first = bench.write_first_turn(context)
-            reply = await bench.ask((first,), REPLY_TOKENS)
-            for _ in range(resends):
-                await bench.ask((first,), 1)
-            exchanged.append(await bench.ask_counted(_grow(bench, first, reply, context), 1))
-    return [
-        Point(
-            probe=Probe.GROWN_PREFIX,
-            setting=Setting(context=context, resends=resends),
-            measures=_prefill_measures(exchanged, model.SECOND_TURN),
-        )
-        for resends, exchanged in rows.items()
-    ]
+            setting = Setting(context=context, resends=resends)
+            bench.take_point(Probe.GROWN_PREFIX, setting, _prefill_measures(exchanged, model.SECOND_TURN))
 
 
-def _grow(bench: _Bench, first: Message, reply: Exchange, context: int) -> tuple[Message, ...]:
-    answer = Message(role="assistant", content=reply.message.get("content") or "")
-    return first, answer, ask_more(bench.write_document(context // NEW_TEXT_PART))
-
-
-async def _measure_streams(bench: _Bench, streams: int) -> Point:
+async def _measure_streams(bench: Bench, streams: int) -> None:
+    context = bench.settings.stream_context
     batches: list[list[Exchange]] = []
+    counted: ServerCounters | None = None
     before = await bench.read_counters()
-    for _ in range(bench.settings.repeats):
-        prompts = [bench.write_first_turn(bench.settings.stream_context) for _ in range(streams)]
-        batches.append(await _ask_together(bench, prompts))
-    counted = _difference(before, await bench.read_counters())
+    try:
+        for _ in range(bench.settings.repeats):
+            batches.append(await _ask_together(bench, [bench.write_first_turn(context) for _ in range(streams)]))
+        counted = count_between(before, await bench.read_counters())
+    finally:
+        setting = Setting(context=context, streams=streams)
+        bench.take_point(Probe.CONCURRENCY, setting, _stream_measures(batches) + _draft_measures(counted))
     bench.note_short_answers([one for batch in batches for one in batch])
-    return Point(
-        probe=Probe.CONCURRENCY,
-        setting=Setting(context=bench.settings.stream_context, streams=streams),
-        measures=model.measures_of(
-            (
-                (model.AGGREGATE_RATE, (_aggregate_rate(batch) for batch in batches)),
-                (model.STREAM_RATE, (_median(one.decode_rate for one in batch) for batch in batches)),
-                (model.FIRST_TOKEN, (_median(one.first_token_seconds for one in batch) for batch in batches)),
-                (model.COMPLETION_TOKENS, (one.usage.completion_tokens for batch in batches for one in batch)),
-            )
-        )
-        + _draft_measures(counted),
-    )
 
 
-async def _ask_together(bench: _Bench, prompts: Sequence[Message]) -> list[Exchange]:
+async def _ask_together(bench: Bench, prompts: Sequence[Message]) -> list[Exchange]:
     tasks: list[asyncio.Task[Exchange]] = []
     try:
         async with asyncio.TaskGroup() as group:
@@ -386,18 +264,29 @@ async def _ask_together(bench: _Bench, prompts: Sequence[Message]) -> list[Excha
     return [task.result() for task in tasks]
 
 
+def _stream_measures(batches: Sequence[Sequence[Exchange]]) -> tuple[Measure, ...]:
+    return model.measures_of(
+        (
+            (model.AGGREGATE_RATE, (_aggregate_rate(batch) for batch in batches)),
+            (model.STREAM_RATE, (_median(one.decode_rate for one in batch) for batch in batches)),
+            (model.FIRST_TOKEN, (_median(one.first_token_seconds for one in batch) for batch in batches)),
+            (model.COMPLETION_TOKENS, (one.usage.completion_tokens for batch in batches for one in batch)),
+        )
+    )
+
+
 def _aggregate_rate(batch: Sequence[Exchange]) -> float | None:
     """All tokens over the time from the first request sent to the last answer's end."""
     seconds = max(one.ended for one in batch) - min(one.sent for one in batch)
     return sum(one.usage.completion_tokens for one in batch) / seconds if seconds > 0 else None
 
 
-def _median(values: Iterator[float | None]) -> float | None:
+def _median(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return statistics.median(present) if present else None
 
 
-async def _compare_routes(bench: _Bench, booster: Endpoint | None) -> None:
+async def _compare_routes(bench: Bench, booster: Endpoint | None) -> None:
     if booster is None:
         raise UsageError(
             "booster-ab needs the address of a booster",
@@ -405,37 +294,35 @@ async def _compare_routes(bench: _Bench, booster: Endpoint | None) -> None:
         )
     async with connect(booster) as via:
         await _read_boosts(via)
-        for context in bench.fitting_contexts(REPLY_TOKENS + context_growth(bench.settings.contexts)):
+        for context in bench.fitting_contexts(_second_turn_tokens(bench.settings)):
             bench.watcher.begin(f"booster at {model.print_context(context)}")
-            bench.watcher.take_points(await _measure_routes(bench, via, context))
+            await _measure_routes(bench, via, context)
 
 
-def context_growth(contexts: Sequence[int]) -> int:
-    """Tokens that a second turn adds at most."""
-    return max(contexts, default=0) // NEW_TEXT_PART
-
-
-async def _measure_routes(bench: _Bench, via: ServerClient, context: int) -> list[Point]:
+async def _measure_routes(bench: Bench, via: ServerClient, context: int) -> None:
     rows: dict[Literal["direct", "via"], list[Exchanged]] = {"direct": [], "via": []}
-    for repeat in range(bench.settings.repeats):
-        # Who goes first alternates, so that a drift of the server's speed falls on both.
-        for route in (("direct", "via"), ("via", "direct"))[repeat % 2]:
-            client = via if route == "via" else bench.client
-            first = bench.write_first_turn(context)
-            before = await _read_boosts(via)
-            reply = await bench.ask((first,), REPLY_TOKENS, client)
-            if route == "via":
-                await _await_boost(bench, via, before)
-            rows[route].append(await bench.ask_counted(_grow(bench, first, reply, context), 1, client))
-            await _await_idle(via)
-    return [
-        Point(
-            probe=Probe.BOOSTER_AB,
-            setting=Setting(context=context, route=route),
-            measures=_prefill_measures(exchanged, model.SECOND_TURN),
-        )
-        for route, exchanged in rows.items()
-    ]
+    try:
+        for repeat in range(bench.settings.repeats):
+            # Who goes first alternates, so that a drift of the server's speed falls on both.
+            for route in (("direct", "via"), ("via", "direct"))[repeat % 2]:
+                rows[route].append(await _take_turns(bench, via, context, route))
+    finally:
+        for route, exchanged in rows.items():
+            setting = Setting(context=context, route=route)
+            bench.take_point(Probe.BOOSTER_AB, setting, _prefill_measures(exchanged, model.SECOND_TURN))
+
+
+async def _take_turns(bench: Bench, via: ServerClient, context: int, route: Literal["direct", "via"]) -> Exchanged:
+    """A conversation of two turns by one route; the second is what is measured."""
+    client = via if route == "via" else bench.client
+    first = bench.write_first_turn(context)
+    before = await _read_boosts(via)
+    reply = await bench.ask((first,), REPLY_TOKENS, client)
+    if route == "via" and not await _was_boosted(via, before):
+        bench.watcher.take_note("a turn was not boosted; /booster/stats of the booster says why")
+    second = await bench.ask_counted(bench.grow(first, reply, context), 1, client)
+    await _await_idle(via)
+    return second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,13 +338,14 @@ async def _read_boosts(via: ServerClient) -> _Boosts:
             "boosts": {
                 "completed": int(completed),
                 "cancelled": int(cancelled),
+                "superseded": int(superseded),
                 "failed": int(failed),
                 "skipped": dict(skipped),
                 "in_flight": bool(in_flight),
                 "waiting": bool(waiting),
             }
         }:
-            settled = completed + cancelled + failed + sum(skipped.values())
+            settled = completed + cancelled + superseded + failed + sum(skipped.values())
             return _Boosts(settled=settled, completed=completed, busy=in_flight or waiting)
         case _:
             raise UsageError(
@@ -467,27 +355,26 @@ async def _read_boosts(via: ServerClient) -> _Boosts:
             )
 
 
-async def _await_boost(bench: _Bench, via: ServerClient, before: _Boosts) -> None:
-    """Wait until the turn that just ended has been boosted, or passed over, which is noted."""
+async def _was_boosted(via: ServerClient, before: _Boosts) -> bool:
+    """Wait until the turn that just ended has been boosted, or passed over."""
     try:
         async with asyncio.timeout(via.endpoint.answer_seconds):
             while (now := await _read_boosts(via)).busy or now.settled == before.settled:
                 await asyncio.sleep(_BOOST_POLL_SECONDS)
+            return now.completed > before.completed
     except TimeoutError as error:
-        raise NetworkError(
-            f"the booster did not finish in {via.endpoint.answer_seconds:g} s", where=via.endpoint.base
-        ) from error
-    if now.completed == before.completed:
-        bench.watcher.take_note("a turn was not boosted; /booster/stats of the booster says why")
+        raise _never_done(via) from error
 
 
 async def _await_idle(via: ServerClient) -> None:
-    """Let the boost of a second turn end (the next request would cancel it anyway, and its cost would not be seen)."""
+    """Let a boost that follows the second turn end: it would slow down what is measured next."""
     try:
         async with asyncio.timeout(via.endpoint.answer_seconds):
             while (await _read_boosts(via)).busy:
                 await asyncio.sleep(_BOOST_POLL_SECONDS)
     except TimeoutError as error:
-        raise NetworkError(
-            f"the booster did not finish in {via.endpoint.answer_seconds:g} s", where=via.endpoint.base
-        ) from error
+        raise _never_done(via) from error
+
+
+def _never_done(via: ServerClient) -> NetworkError:
+    return NetworkError(f"the booster did not finish in {via.endpoint.answer_seconds:g} s", where=via.endpoint.base)
