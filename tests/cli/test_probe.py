@@ -212,9 +212,9 @@ def test_compare_prints_ratios_and_findings(tmp_path: Path, capsys: pytest.Captu
             "decode",
             "1K context",
             "first token, warm, s",
-            "0.165 (0.164 to 0.167)",
-            "0.151 (0.149 to 0.152)",
-            "0.911",
+            "0.166 (0.164 to 0.167)",
+            "0.15 (0.149 to 0.152)",
+            "0.909",
             "better",
         ],
     ]
