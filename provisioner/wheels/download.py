@@ -4,7 +4,8 @@ from pathlib import Path
 
 from provisioner.digests import Digest
 from provisioner.wheels.cache import WheelCache, key_of_url
-from provisioner.wheels.transport import Download, Progress, Transport, strip_credentials
+from provisioner.wheels.transport import Download, Progress, Transport
+from provisioner.wheels.urls import strip_credentials
 
 _WAIT = 1800.0
 """Seconds to wait for another process that downloads the same wheel."""

@@ -23,7 +23,8 @@ from provisioner.errors import CannotObtainError, HashMismatchError, NetworkErro
 from provisioner.wheels.cache import Entry, WheelCache, key_of_url
 from provisioner.wheels.download import download_wheel
 from provisioner.wheels.record import Record
-from provisioner.wheels.transport import Progress, Reply, Transport, redact, strip_credentials
+from provisioner.wheels.transport import Progress, Reply, Transport
+from provisioner.wheels.urls import redact, strip_credentials
 from provisioner.wheels.zipped import (
     ENDING_BYTES,
     Head,

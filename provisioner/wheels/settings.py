@@ -7,7 +7,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,13 +25,14 @@ class IndexSettings:
 
     ``pypi`` None means the default of the client library. ``github_api`` None means that it is never asked.
     ``timeout`` bounds connecting and each silence, ``deadline`` one whole small answer (never a download, which may be
-    slow as long as it moves).
+    slow as long as it moves). ``index_age`` is how long the package index's page is used without asking again.
     """
 
     vllm_index: str = VLLM_INDEX
     pypi: str | None = None
     github_api: str | None = GITHUB_API
     github_repository: str = VLLM_REPOSITORY
+    github_token: str | None = field(default=None, repr=False)
     clone: Path | None = None
     timeout: float = 15.0
     deadline: float = 60.0
@@ -40,6 +41,7 @@ class IndexSettings:
     longest_wait: float = 60.0
     cache: Path | None = None
     cache_bytes: int = 2 << 30
+    index_age: float = 600.0
 
     @property
     def pypi_url(self) -> str:
@@ -62,11 +64,13 @@ def read_settings(
         pypi=find_user_index(environ, home),
         github_api=_github_api(environ),
         github_repository=environ.get("PROVISION_VLLM_REPOSITORY") or VLLM_REPOSITORY,
+        github_token=environ.get("GITHUB_TOKEN") or environ.get("GH_TOKEN"),
         clone=Path(clone).expanduser() if clone else None,
         timeout=_seconds(environ, "PROVISION_TIMEOUT", defaults.timeout),
         retries=int(_seconds(environ, "PROVISION_RETRIES", float(defaults.retries))),
         backoff=_seconds(environ, "PROVISION_BACKOFF", defaults.backoff),
         cache=cache,
+        index_age=_seconds(environ, "PROVISION_INDEX_AGE", defaults.index_age),
         cache_bytes=int(_seconds(environ, "PROVISION_CACHE_BYTES", float(defaults.cache_bytes))),
     )
 

@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 from provisioner.errors import InvalidInputError, NetworkError
 from provisioner.wheels.names import Candidate, WheelName, commit_of, parse_wheel_name, variant_of
+from provisioner.wheels.urls import strip_credentials
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 ACCEPT = f"{JSON_TYPE}, application/vnd.pypi.simple.v1+html;q=0.3, text/html;q=0.2"
@@ -145,7 +146,7 @@ def _candidate(name: WheelName, *, url: str, variant: str | None = None, **facts
     return Candidate(
         filename=name.filename,
         version=name.version,
-        url=url,
+        url=strip_credentials(url),
         commit=full_commit_in(url) or commit_of(name.version),
         variant=variant if variant is not None else variant_of(name.version),
         **facts,

@@ -1,6 +1,7 @@
 """Where a build's wheels are: releases on PyPI, commit builds and nightlies on the vLLM index, folders and files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -9,16 +10,19 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from provisioner.errors import CannotObtainError, NoSuchBuildError, UsageError
-from provisioner.wheels.cache import WheelCache
+from provisioner.wheels.builds import PROJECT, Asking, find_commit, find_nightly
+from provisioner.wheels.cache import WheelCache, key_of_url
+from provisioner.wheels.commits import resolve_commit
 from provisioner.wheels.lazy import LocalWheel, RemoteWheel, Wheel
-from provisioner.wheels.names import Candidate, commit_of, parse_wheel_name, variant_of
+from provisioner.wheels.names import Candidate, Target, commit_of, parse_wheel_name, variant_of
 from provisioner.wheels.settings import IndexSettings
 from provisioner.wheels.simple import ACCEPT, parse_project_page
-from provisioner.wheels.transport import Progress, Transport, redact
+from provisioner.wheels.transport import Progress, Transport
+from provisioner.wheels.urls import redact
 
-__all__ = ["Candidate", "Spec", "candidates", "open_wheel", "parse_spec"]
+__all__ = ["Candidate", "Found", "Spec", "candidates", "find_builds", "open_wheel", "parse_spec"]
 
-PROJECT = "vllm"
+_ASKERS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,23 +86,76 @@ def parse_spec(text: str) -> Spec:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MissingBuild:
+    """A commit of a list that has no build, and why."""
+
+    commit: str
+    error: NoSuchBuildError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All wheels of the builds that a spec names, for any platform, oldest build first; and what is missing."""
+
+    candidates: tuple[Candidate, ...]
+    missing: tuple[MissingBuild, ...] = ()
+
+
 def candidates(
-    spec: Spec, settings: IndexSettings, *, transport: Transport | None = None, variant: str | None = None
+    spec: Spec,
+    settings: IndexSettings,
+    *,
+    transport: Transport | None = None,
+    variant: str | None = None,
+    target: Target | None = None,
+    known_commits: Iterable[str] = (),
 ) -> tuple[Candidate, ...]:
-    """All wheels of the builds that ``spec`` names, for any platform, oldest build first.
+    """The wheels that ``find_builds`` finds; at least one.
 
     Raises NoSuchBuildError where an index answers and has none of them, NetworkError where it does not answer.
     """
+    found = find_builds(
+        spec, settings, transport=transport, variant=variant, target=target, known_commits=known_commits
+    )
+    if not found.candidates and found.missing:
+        raise found.missing[0].error
+    return found.candidates
+
+
+def find_builds(
+    spec: Spec,
+    settings: IndexSettings,
+    *,
+    transport: Transport | None = None,
+    variant: str | None = None,
+    target: Target | None = None,
+    known_commits: Iterable[str] = (),
+) -> Found:
+    """The builds that ``spec`` names; of commit builds those in the folder of ``variant``.
+
+    ``target`` allows the cache to answer for a full commit where it knows a wheel that fits; ``known_commits`` are full
+    hashes that complete abbreviated ones. Commits of a list that have no build are told in ``missing``; all else is
+    raised as ``candidates`` does.
+    """
     if transport is None:
         with Transport(settings) as own:
-            return candidates(spec, settings, transport=own, variant=variant)
+            return find_builds(
+                spec, settings, transport=own, variant=variant, target=target, known_commits=known_commits
+            )
+    asking = Asking(settings=settings, transport=transport, cache=open_cache(settings), variant=variant, target=target)
     match spec:
         case ReleaseSpec(specifier=specifier):
-            return _find_releases(specifier, settings, transport)
+            return Found(candidates=_find_releases(specifier, asking))
         case LocalSpec(path=path):
-            return _find_files(path)
-        case NightlySpec() | CommitSpec() | CommitFileSpec():
-            raise NotImplementedError
+            return Found(candidates=_find_files(path))
+        case NightlySpec():
+            return Found(candidates=find_nightly(asking))
+        case CommitSpec(commit=commit):
+            full = resolve_commit(commit, settings, transport, known=known_commits)
+            return Found(candidates=find_commit(full, asking))
+        case CommitFileSpec(path=path):
+            return _find_listed(path, asking, tuple(known_commits))
         case _:
             assert_never(spec)
 
@@ -131,28 +188,68 @@ def open_cache(settings: IndexSettings) -> WheelCache | None:
     return WheelCache(settings.cache, limit=settings.cache_bytes) if settings.cache is not None else None
 
 
-def _find_releases(
-    specifier: SpecifierSet | None, settings: IndexSettings, transport: Transport
-) -> tuple[Candidate, ...]:
-    url = f"{settings.pypi_url}{PROJECT}/"
-    reply = transport.fetch(url, accept=frozenset({200, 404}), headers={"Accept": ACCEPT})
+def _find_releases(specifier: SpecifierSet | None, asking: Asking) -> tuple[Candidate, ...]:
+    url = f"{asking.settings.pypi_url}{PROJECT}/"
+    listed = sorted(_read_release_page(url, asking), key=lambda candidate: (candidate.version, candidate.filename))
+    wanted = _select(listed, specifier)
+    if not wanted:
+        raise NoSuchBuildError(
+            f"the package index has no wheel of {PROJECT}{specifier or ''}",
+            where=redact(url),
+            found=_newest_versions(listed),
+            hints=("name a version that exists, or a range such as pypi:>=0.26",),
+        )
+    return wanted
+
+
+def _read_release_page(url: str, asking: Asking) -> tuple[Candidate, ...]:
+    key = key_of_url(url)
+    entry = asking.cache.load("pages", key) if asking.cache is not None else None
+    if entry is not None and entry.age < asking.settings.index_age:
+        return parse_project_page(entry.data, content_type=entry.facts["kind"], url=entry.facts["url"], project=PROJECT)
+    reply = asking.transport.fetch(url, accept=frozenset({200, 404}), headers={"Accept": ACCEPT})
     if reply.status == 404:
         raise NoSuchBuildError(
             f"the package index has no project {PROJECT}", where=redact(url), hints=("export PIP_INDEX_URL=URL",)
         )
-    listed = parse_project_page(
-        reply.body, content_type=reply.headers.get("content-type", ""), url=reply.url, project=PROJECT
+    kind = reply.headers.get("content-type", "")
+    found = parse_project_page(reply.body, content_type=kind, url=reply.url, project=PROJECT)
+    if asking.cache is not None:
+        asking.cache.store("pages", key, {"kind": kind, "url": reply.url}, reply.body)
+    return found
+
+
+def _find_listed(path: Path, asking: Asking, known: tuple[str, ...]) -> Found:
+    commits = read_commit_list(path)
+    with ThreadPoolExecutor(_ASKERS, thread_name_prefix="commit") as pool:
+        results = list(pool.map(lambda commit: _find_one(commit, asking, known), commits))
+    return Found(
+        candidates=tuple(candidate for result in results if isinstance(result, tuple) for candidate in result),
+        missing=tuple(result for result in results if isinstance(result, MissingBuild)),
     )
-    ordered = sorted(listed, key=lambda candidate: (candidate.version, candidate.filename))
-    wanted = _select(ordered, specifier)
-    if not wanted:
-        raise NoSuchBuildError(
-            f"the package index has no wheel of {PROJECT} {specifier or ''}".rstrip(),
-            where=redact(url),
-            found=_newest_versions(ordered),
-            hints=("name a version that exists, or a range such as pypi:>=0.26",),
-        )
-    return wanted
+
+
+def _find_one(commit: str, asking: Asking, known: tuple[str, ...]) -> tuple[Candidate, ...] | MissingBuild:
+    try:
+        return find_commit(resolve_commit(commit, asking.settings, asking.transport, known=known), asking)
+    except NoSuchBuildError as error:
+        return MissingBuild(commit=commit, error=error)
+
+
+def read_commit_list(path: Path) -> tuple[str, ...]:
+    """The commits in a file: the first word of each line; blank lines and comments do not count.
+
+    Raises CannotObtainError where the file cannot be read, UsageError, with the line, where a word is no commit.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotObtainError("the list of commits cannot be read", where=str(path), found=str(error)) from error
+    words = [(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), start=1)]
+    commits = tuple(_checked_commit(parts[0], f"{path}, line {number}") for number, parts in words if parts)
+    if not commits:
+        raise UsageError("the list names no commit", where=str(path))
+    return tuple(dict.fromkeys(commits))
 
 
 def _select(listed: Sequence[Candidate], specifier: SpecifierSet | None) -> tuple[Candidate, ...]:

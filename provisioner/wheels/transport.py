@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from provisioner import __version__
 from provisioner.digests import Digest
 from provisioner.errors import CannotObtainError, HashMismatchError, NetworkError, ProvisionError
+from provisioner.wheels.urls import redact, strip_credentials
 
 if TYPE_CHECKING:
     import requests
@@ -178,7 +179,7 @@ class Transport:
         part = path.with_name(path.name + ".part")
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = self._persist(
-            url, lambda: self._download_once(url, part, size, progress), rounds=max(2, self._settings.retries)
+            url, lambda: self._download_once(url, part, size, progress), progress_of=lambda: _size_of(part)
         )
         validator = _read_note(_note_path(part))
         if expected is not None and digest != expected:
@@ -203,16 +204,22 @@ class Transport:
         )
         return reply.status == 304 or (reply.status == 200 and reply.validator == validator)
 
-    def _persist(self, url: str, attempt: Callable[[], _Result], *, rounds: int | None = None) -> _Result:
-        attempts = 1 + (self._settings.retries if rounds is None else rounds)
-        for number in range(attempts):
+    def _persist(
+        self, url: str, attempt: Callable[[], _Result], *, progress_of: Callable[[], int] = lambda: 0
+    ) -> _Result:
+        """Try until it works, or fails more often in a row than the settings allow without getting any further."""
+        failures, reached = 0, progress_of()
+        while True:
             try:
                 return attempt()
             except _TryAgainError as failure:
                 last = failure
-            if number + 1 < attempts:
-                self._sleep(self._pause(number, last, url))
-        assert attempts > 0
+            got = progress_of()
+            failures = 1 if got > reached else failures + 1
+            reached = got
+            if failures > self._settings.retries:
+                break
+            self._sleep(self._pause(failures - 1, last, url))
         raise NetworkError(
             last.why,
             where=redact(url),
@@ -364,20 +371,6 @@ class Transport:
             return self._credentials.get(origin)
 
 
-def redact(url: str) -> str:
-    """``url`` fit to be shown: user names, passwords and query strings (signed links) are hidden."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    netloc = f"***@{host}" if "@" in parts.netloc else host
-    return urlunsplit((parts.scheme, netloc, parts.path, "***" if parts.query else "", ""))
-
-
-def strip_credentials(url: str) -> str:
-    """``url`` without user name and password."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
 def _checked_range(reply: Reply, start: int, stop: int | None) -> Reply:
     if reply.status != 206:
         return reply
@@ -443,6 +436,13 @@ def _plain_reason(error: Exception) -> str:
         if sign in text:
             return reason
     return f"the request failed ({type(error).__name__})"
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _note_path(part: Path) -> Path:
