@@ -11,7 +11,7 @@ from typing import assert_never
 from provisioner.errors import CardError, ProvisionError, UsageError
 from provisioner.gpu.devices import Card, CardBin, Inventory, bin_of, read_inventory, select_card
 from provisioner.gpu.health import KMSG, Probe, ProbeFunction, ProbeVerdict, probe_card
-from provisioner.gpu.xid import FALLEN_OFF_THE_BUS, XidEvent, events_on, meaning_of, parse_kernel_log
+from provisioner.gpu.xid import FALLEN_OFF_THE_BUS, XidEvent, events_on, explain_xid, parse_kernel_log
 from provisioner.recipe import CardExpectation
 from provisioner.serving.findings import Finding, Severity, Subject
 from provisioner.serving.launch import ChosenCard
@@ -41,7 +41,7 @@ class KernelLog:
     why_not: str
 
 
-def view_cards(wanted: str | None, environ: Mapping[str, str], *, needed: bool, nvml: object = None) -> CardView:  # noqa: FBT001
+def view_cards(wanted: str | None, environ: Mapping[str, str], *, needed: bool, nvml: object = None) -> CardView:
     """Ask the driver and choose. With ``needed``, a missing driver or card is an error and not a mere absence."""
     try:
         inventory = read_inventory(nvml)
@@ -119,7 +119,7 @@ def judge_events(events: Sequence[XidEvent], card: Card | None) -> Iterator[Find
         if code in _FOLLOWERS and len({event.code for event in own} - _FOLLOWERS):
             continue
         same = [event for event in own if event.code == code]
-        meaning = meaning_of(code)
+        meaning = explain_xid(code)
         lost = code == FALLEN_OFF_THE_BUS
         yield Finding(
             id=f"xid-{code}",
