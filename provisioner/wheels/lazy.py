@@ -91,7 +91,7 @@ class _ZippedWheel:
         raise NotImplementedError
 
     def names(self) -> tuple[str, ...]:
-        return self._head.names()
+        return self._head.directory.names()
 
     def record_text(self) -> str:
         return self._head.record

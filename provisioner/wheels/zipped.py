@@ -1,12 +1,11 @@
 """The end of a wheel's archive: its directory, RECORD and METADATA; and one member out of its bytes. Pure.
 
-The directory is kept as text and searched: a check of a few files out of five thousand need not build five thousand
-objects.
+RECORD too is kept as text and searched, for the same reason as the directory.
 """
 
 from __future__ import annotations
 
-import io
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from provisioner.digests import Digest, digest_from_record
 from provisioner.errors import HashMismatchError, InvalidInputError
+from provisioner.wheels.directory import BeforeTailError, Directory, Member, read_directory
 from provisioner.wheels.names import parse_wheel_name
 from provisioner.wheels.record import Record, parse_record
 
@@ -30,41 +30,29 @@ ENDING_BYTES = 1024
 ReadSpan = Callable[[int, int], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """Where one member lies: bytes ``start`` to ``stop`` hold its local header and its data."""
-
-    start: int
-    stop: int
-    packed: int
-    size: int
-    crc: int
-    method: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """What the end of a wheel tells.
 
-    ``directory`` has a line for each member (path, then the numbers of Member, split by tabs); ``size`` is the
-    archive's, in bytes; ``ending`` its last bytes, by which a changed file is known.
+    ``size`` is the archive's, in bytes; ``ending`` its last bytes, by which a changed file is known.
     """
 
     filename: str
     size: int
     dist_info: str
-    directory: str = field(repr=False)
+    directory: Directory
     record: str = field(repr=False)
     metadata: str = field(repr=False)
     ending: bytes = field(repr=False)
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(line.partition("\t")[0] for line in self.directory.splitlines())
-
     def member(self, path: str) -> Member | None:
-        """The member at ``path``; None where there is none."""
-        line = _line_after(self.directory, f"{path}\t")
-        return None if line is None else Member(*map(int, line.split("\t")))
+        """The member at ``path``; None where there is none. Raises InvalidInputError where its entry cannot be used."""
+        try:
+            return self.directory.member(path)
+        except (ValueError, struct.error) as error:
+            raise InvalidInputError(
+                f"{path} has an entry that wheels do not use: {error}", where=self.filename
+            ) from error
 
     def digest(self, path: str) -> Digest | None:
         """RECORD's digest of ``path``, as ``parse_record`` would find it, at the cost of a search."""
@@ -92,11 +80,12 @@ class Head:
 
 def encode_head(head: Head) -> tuple[dict[str, Any], bytes]:
     """Facts and bytes that ``decode_head`` turns back into ``head``."""
-    parts = (head.directory.encode(), head.record.encode(), head.metadata.encode(), head.ending)
+    parts = (head.directory.raw, head.record.encode(), head.metadata.encode(), head.ending)
     facts = {
         "filename": head.filename,
         "size": head.size,
         "dist_info": head.dist_info,
+        "directory_start": head.directory.start,
         "lengths": [len(part) for part in parts],
     }
     return facts, b"".join(parts)
@@ -113,7 +102,7 @@ def decode_head(facts: Mapping[str, Any], data: bytes) -> Head:
         filename=facts["filename"],
         size=facts["size"],
         dist_info=facts["dist_info"],
-        directory=directory.decode(),
+        directory=Directory(start=facts["directory_start"], raw=directory),
         record=record.decode(),
         metadata=metadata.decode(),
         ending=ending,
@@ -134,87 +123,26 @@ def read_head(filename: str, size: int, tail: bytes, read_span: ReadSpan, *, whe
     Raises InvalidInputError where the bytes are no wheel.
     """
     try:
-        members = read_directory(size, tail)
-    except _OutsideError as outside:
-        before = int((size - outside.place) * _RECORD_SHARE)
-        tail = _extend(tail, size, max(0, outside.place - before), read_span)
-        members = _directory_or_error(size, tail, where)
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        directory = read_directory(size, tail)
+    except BeforeTailError as before:
+        reach = int((size - before.place) * _RECORD_SHARE)
+        tail = _extend(tail, size, max(0, before.place - reach), read_span)
+        directory = _directory_or_error(size, tail, where)
+    except (ValueError, struct.error) as error:
         raise _not_a_wheel(where) from error
-    dist_info = find_dist_info(filename, members, where=where)
-    paths = (f"{dist_info}/RECORD", f"{dist_info}/METADATA")
-    if paths[1] not in members:
-        raise InvalidInputError("the wheel holds no METADATA", where=where)
-    tail = _extend(tail, size, min(members[path].start for path in paths), read_span)
-    record, metadata = (_tail_text(path, members[path], size, tail, where) for path in paths)
+    dist_info = find_dist_info(filename, directory.names(), where=where)
+    members = {path: _member(directory, path, where) for path in (f"{dist_info}/RECORD", f"{dist_info}/METADATA")}
+    tail = _extend(tail, size, min(member.start for member in members.values()), read_span)
+    record, metadata = (_tail_text(path, member, size, tail, where) for path, member in members.items())
     return Head(
         filename=filename,
         size=size,
         dist_info=dist_info,
-        directory=_directory_text(members, where),
+        directory=directory,
         record=record,
         metadata=metadata,
         ending=tail[-ENDING_BYTES:],
     )
-
-
-class _Window(io.RawIOBase):
-    """The end of a file, as a file: enough for zipfile to find the directory. Reading before it: _OutsideError."""
-
-    def __init__(self, size: int, tail: bytes) -> None:
-        self._size, self._tail, self._place = size, tail, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        if base + offset < 0:
-            raise OSError("before the start")
-        self._place = base + offset
-        return self._place
-
-    def read(self, length: int = -1) -> bytes:
-        begin = self._place - (self._size - len(self._tail))
-        if begin < 0:
-            raise _OutsideError(self._place)
-        end = len(self._tail) if length < 0 else begin + length
-        data = self._tail[begin:end]
-        self._place += len(data)
-        return data
-
-
-class _OutsideError(Exception):
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
-        self.place = place
-
-
-def read_directory(size: int, tail: bytes) -> dict[str, Member]:
-    """Members by name, from the last bytes of an archive of ``size`` bytes, in the order of the directory."""
-    with zipfile.ZipFile(_Window(size, tail)) as archive:
-        infos = archive.infolist()
-        end = archive.start_dir
-    starts = sorted(info.header_offset for info in infos)
-    following = dict(zip(starts, [*starts[1:], end], strict=True))
-    return {
-        info.filename: Member(
-            start=info.header_offset,
-            stop=following[info.header_offset],
-            packed=info.compress_size,
-            size=info.file_size,
-            crc=info.CRC,
-            method=info.compress_type,
-        )
-        for info in infos
-        if not info.is_dir()
-    }
 
 
 def unpack_member(path: str, member: Member, raw: bytes, *, where: str) -> bytes:
@@ -256,11 +184,21 @@ def find_dist_info(filename: str, members: Iterable[str], *, where: str) -> str:
     return folders[0]
 
 
-def _directory_or_error(size: int, tail: bytes, where: str) -> dict[str, Member]:
+def _directory_or_error(size: int, tail: bytes, where: str) -> Directory:
     try:
         return read_directory(size, tail)
-    except (zipfile.BadZipFile, OSError, ValueError, _OutsideError) as error:
+    except (ValueError, struct.error, BeforeTailError) as error:
         raise _not_a_wheel(where) from error
+
+
+def _member(directory: Directory, path: str, where: str) -> Member:
+    try:
+        member = directory.member(path)
+    except (ValueError, struct.error) as error:
+        raise _not_a_wheel(where) from error
+    if member is None:
+        raise InvalidInputError(f"the wheel holds no {path}", where=where)
+    return member
 
 
 def _not_a_wheel(where: str) -> InvalidInputError:
@@ -271,16 +209,6 @@ def _extend(tail: bytes, size: int, start: int, read_span: ReadSpan) -> bytes:
     """``tail``, reaching back to ``start`` at least."""
     known = size - len(tail)
     return tail if start >= known else read_span(start, known) + tail
-
-
-def _directory_text(members: Mapping[str, Member], where: str) -> str:
-    lines = []
-    for path, member in members.items():
-        if any(character in path for character in "\t\r\n"):
-            raise InvalidInputError("a member's name holds a control character", where=where, found=repr(path))
-        numbers = (member.start, member.stop, member.packed, member.size, member.crc, member.method)
-        lines.append("\t".join((path, *map(str, numbers))))
-    return "\n".join(lines) + "\n"
 
 
 def _line_after(text: str, start: str) -> str | None:

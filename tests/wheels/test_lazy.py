@@ -6,7 +6,6 @@ import pytest
 
 from provisioner.errors import CannotObtainError, HashMismatchError, InvalidInputError
 from provisioner.wheels.lazy import LocalWheel
-from provisioner.wheels.zipped import read_directory
 
 from ..support.wheels import wheel_bytes, wheel_filename, write_wheel
 
@@ -95,10 +94,3 @@ def test_a_wheel_must_hold_its_own_dist_info(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CannotObtainError, match="the wheel cannot be read"):
         LocalWheel(tmp_path / wheel_filename("1.0"))
-
-
-def test_the_directory_is_read_from_the_tail_alone() -> None:
-    data = wheel_bytes(FILES, version="1.0")
-    whole = read_directory(len(data), data)
-    assert read_directory(len(data), data[-3000:]) == whole
-    assert sum(member.stop - member.start for member in whole.values()) == max(m.stop for m in whole.values())
