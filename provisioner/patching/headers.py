@@ -33,13 +33,13 @@ def _level_of(section: Section) -> int | None:
         return None
     old = _without_backup(old, new)
     if old == new:
-        return 0
+        # A git header gives a new or deleted file one name twice, prefix and all.
+        return 0 if section.old is not None and section.new is not None else None
     return 1 if _strip(old, 1) == _strip(new, 1) is not None else None
 
 
 def _looks_prefixed(section: Section) -> bool:
-    names = [name.raw.split(b"/")[0] for name in (section.old, section.new) if name is not None]
-    return all(name in _PREFIXES for name in names)
+    return all(name.split(b"/")[0] in _PREFIXES for name in _both_names(section) if name is not None)
 
 
 def _both_names(section: Section) -> tuple[bytes | None, bytes | None]:
