@@ -228,13 +228,16 @@ _Ends = Literal["lf", "crlf", "mixed"]
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A hunk as bytes. ``lead_old``/``lead_new`` are the bytes of each side above the run of changed lines that decides
-    the scope, ``indent`` the column of its first line that is not blank."""
+    """A hunk as bytes: both sides for matching, and both as the patch has them. ``lead_old`` and ``lead_new`` are the
+    bytes of each side above the run of changed lines that decides the scope, ``indent`` is the column of the first of
+    them that is not blank."""
 
     hunk: Hunk
     index: int
     old: bytes
     new: bytes
+    old_verbatim: bytes
+    new_verbatim: bytes
     lead_old: int
     lead_new: int
     indent: int | None
@@ -254,7 +257,7 @@ class _Surface:
 def _prepare(content: bytes, change: FileChange) -> _Surface:
     exact = _ends_of(change) == "mixed"
     text = content if exact else _without_cr(content)
-    blocks = tuple(_block_of(hunk, exact) for hunk in change.hunks)
+    blocks = tuple(_block_of(hunk, exact=exact) for hunk in change.hunks)
     return _Surface(content, text, blocks, map_scopes(_without_cr(content)) if _is_python(change.path) else None)
 
 
@@ -273,8 +276,8 @@ def _ends_of(change: FileChange) -> _Ends:
     return "crlf" if True in ends else "lf"
 
 
-def _block_of(hunk: Hunk, exact: bool) -> _Block:  # noqa: FBT001
-    lines = [(line.kind, _bytes_of(line, exact), line.text) for line in hunk.lines]
+def _block_of(hunk: Hunk, *, exact: bool) -> _Block:
+    lines = [(line.kind, _bytes_of(line, exact=exact), line.text) for line in hunk.lines]
     first = next((at for at, (kind, _, text) in enumerate(lines) if kind != " " and text.strip()), None)
     run = next(at for at, (kind, _, _) in enumerate(lines) if kind != " ") if first is None else first
     while run and lines[run - 1][0] != " ":
@@ -284,6 +287,8 @@ def _block_of(hunk: Hunk, exact: bool) -> _Block:  # noqa: FBT001
         index=hunk.old_start - 1 if hunk.old_count else hunk.old_start,
         old=b"".join(data for kind, data, _ in lines if kind != "+"),
         new=b"".join(data for kind, data, _ in lines if kind != "-"),
+        old_verbatim=b"".join(_bytes_of(line, exact=True) for line in hunk.lines if line.kind != "+"),
+        new_verbatim=b"".join(_bytes_of(line, exact=True) for line in hunk.lines if line.kind != "-"),
         lead_old=sum(len(data) for kind, data, _ in lines[:run] if kind != "+"),
         lead_new=sum(len(data) for kind, data, _ in lines[:run] if kind != "-"),
         indent=None if first is None else column_of(lines[first][2]),
@@ -291,7 +296,7 @@ def _block_of(hunk: Hunk, exact: bool) -> _Block:  # noqa: FBT001
     )
 
 
-def _bytes_of(line: HunkLine, exact: bool) -> bytes:  # noqa: FBT001
+def _bytes_of(line: HunkLine, *, exact: bool) -> bytes:
     if not line.ends:
         return line.text
     return (line.text if exact else line.text.removesuffix(b"\r")) + b"\n"
@@ -629,12 +634,14 @@ def _splice(surface: _Surface, searches: Sequence[_Search]) -> bytes:
 
 
 def _splice_at(surface: _Surface, places: Sequence[tuple[int, _Block]]) -> bytes:
-    if surface.text is not surface.content and surface.content.count(b"\r\n") != surface.content.count(b"\n"):
+    newlines, pairs = surface.content.count(b"\n"), surface.content.count(b"\r\n")
+    if surface.text is not surface.content and newlines != pairs:
         return _splice_mixed(surface, places)
     parts: list[bytes] = []
     end = 0
     for at, block in places:
-        parts += (surface.text[end:at], block.new)
+        # A file without any newline has no line ends of its own to keep.
+        parts += (surface.text[end:at], block.new if newlines else block.new_verbatim)
         end = at + len(block.old)
     parts.append(surface.text[end:])
     out = b"".join(parts)
@@ -642,26 +649,34 @@ def _splice_at(surface: _Surface, places: Sequence[tuple[int, _Block]]) -> bytes
 
 
 def _splice_mixed(surface: _Surface, places: Sequence[tuple[int, _Block]]) -> bytes:
-    """In a file whose lines end differently a kept line keeps its end, and a new one takes that of the line above it
-    (of the line below at the top of the file)."""
+    """In a file whose lines end differently kept lines keep their ends; a hunk that matches to the byte is written so,
+    else a new line takes the end of the line above it (of the line below at the top of the file)."""
     lines = re.findall(rb"[^\n]*\n|[^\n]+", surface.content)
     out: list[bytes] = []
     at = 0
     for offset, block in places:
         start = _line_of(surface.text, offset)
+        end = start + block.hunk.old_count
         out += lines[at:start]
-        at = start
-        above = lines[start - 1] if start else lines[0]
-        for line in block.hunk.lines:
-            if line.kind == "+":
-                end = b"\r\n" if above.endswith(b"\r\n") else b"\n"
-                out.append(line.text.removesuffix(b"\r") + end if line.ends else line.text)
-                continue
-            above = lines[at]
-            at += 1
-            if line.kind == " ":
-                out.append(above)
+        if b"".join(lines[start:end]) == block.old_verbatim and block.old_verbatim:
+            out.append(block.new_verbatim)
+        else:
+            out += _borrow_ends(block.hunk, lines[start - 1] if start else lines[0], lines[start:end])
+        at = end
     return b"".join(out + lines[at:])
+
+
+def _borrow_ends(hunk: Hunk, above: bytes, old: Sequence[bytes]) -> Iterator[bytes]:
+    """The hunk's new lines, each kept one as it is, each added one with the end of the old line above it."""
+    rest = iter(old)
+    for line in hunk.lines:
+        if line.kind == "+":
+            end = b"\r\n" if above.endswith(b"\r\n") else b"\n"
+            yield line.text.removesuffix(b"\r") + end if line.ends else line.text
+            continue
+        above = next(rest)
+        if line.kind == " ":
+            yield above
 
 
 # ---- origins

@@ -1,21 +1,29 @@
 """Laws of one patch on a tree, on random trees whose diffs git makes."""
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patching.peers import git_diff
 from provisioner.patching.diff import manifest_of, parse_patch, print_patch
 from provisioner.patching.hunks import Applied, Refused, apply_change, cut_of, reverse_change, reverse_of
 from provisioner.patching.model import Create, Cut, Modify, Patch, Rename, Verdict
+from tests.patching.peers import GitTrees
 
-LINES = st.sampled_from(
-    [b"def f():", b"    a = 1", b"    return a", b"", b"class C:", b"    def g(self):", b"x = (", b")", b"\x0c", b"a\rb"]
-    + [b"caf\xe9", b"  \t", b"--- a", b"+++ b", b"@@ -1 +1 @@", b"\\ No newline at end of file", b"-- "]
+CODE = (b"def f():", b"    a = 1", b"    return a", b"", b"class C:", b"    def g(self):", b"x = (", b")")
+ODD = (
+    b"\x0c",
+    b"a\rb",
+    b"caf\xe9",
+    b"  \t",
+    b"--- a",
+    b"+++ b",
+    b"@@ -1 +1 @@",
+    b"-- ",
+    b"\\ No newline at end of file",
 )
+LINES = st.sampled_from(CODE + ODD)
 
 
 @st.composite
@@ -79,18 +87,22 @@ def reversed_patch(patch: Patch) -> Patch:
     return replace(patch, changes=tuple(reverse_of(change) for change in patch.changes))
 
 
-RELAXED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.fixture(scope="module")
+def git(tmp_path_factory: pytest.TempPathFactory) -> GitTrees:
+    return GitTrees(tmp_path_factory.mktemp("git"))
+
+
+RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CONTEXT = st.sampled_from(["-U3", "-U3", "-U1", "-U0", "-U10"])
 
 
 @RELAXED
 @given(pair=tree_pairs(), context=CONTEXT)
 def test_forward_gives_the_second_tree_and_backward_the_first(
-    pair: tuple[dict[str, bytes], dict[str, bytes]], context: str
+    git: GitTrees, pair: tuple[dict[str, bytes], dict[str, bytes]], context: str
 ) -> None:
     old, new = pair
-    with tempfile.TemporaryDirectory() as folder:
-        text = git_diff(Path(folder), old, new, "--text", context)
+    text = git.diff(old, new, "--text", context)
     if not text:
         assert old == new
         return
@@ -104,11 +116,10 @@ def test_forward_gives_the_second_tree_and_backward_the_first(
 @RELAXED
 @given(pair=tree_pairs(), context=CONTEXT, renames=st.booleans())
 def test_printing_and_parsing_again_gives_the_same_patch(
-    pair: tuple[dict[str, bytes], dict[str, bytes]], context: str, renames: bool
+    git: GitTrees, pair: tuple[dict[str, bytes], dict[str, bytes]], context: str, renames: bool
 ) -> None:
     old, new = pair
-    with tempfile.TemporaryDirectory() as folder:
-        text = git_diff(Path(folder), old, new, "--text", context, "-M20%" if renames else "--no-renames")
+    text = git.diff(old, new, "--text", context, "-M20%" if renames else "--no-renames")
     if not text:
         return
     patch = parse_patch(text, id="p", source="p.patch")
@@ -120,10 +131,9 @@ def test_printing_and_parsing_again_gives_the_same_patch(
 
 @RELAXED
 @given(content=contents(), data=st.data())
-def test_a_second_application_never_changes_anything(content: bytes, data: st.DataObject) -> None:
+def test_a_second_application_never_changes_anything(git: GitTrees, content: bytes, data: st.DataObject) -> None:
     wanted = data.draw(edits(content))
-    with tempfile.TemporaryDirectory() as folder:
-        text = git_diff(Path(folder), {"m.py": content}, {"m.py": wanted}, "--text")
+    text = git.diff({"m.py": content}, {"m.py": wanted}, "--text")
     if not text:
         return
     (change,) = parse_patch(text, id="p", source="p.patch").changes
@@ -139,10 +149,9 @@ def test_a_second_application_never_changes_anything(content: bytes, data: st.Da
 
 @RELAXED
 @given(content=contents(), above=st.lists(st.just(b"# above"), min_size=1, max_size=5), data=st.data())
-def test_offsets_are_found_and_given(content: bytes, above: list[bytes], data: st.DataObject) -> None:
+def test_offsets_are_found_and_given(git: GitTrees, content: bytes, above: list[bytes], data: st.DataObject) -> None:
     wanted = data.draw(edits(content))
-    with tempfile.TemporaryDirectory() as folder:
-        text = git_diff(Path(folder), {"m.py": content}, {"m.py": wanted}, "--text")
+    text = git.diff({"m.py": content}, {"m.py": wanted}, "--text")
     if not text or b"\r" in content:
         return
     (change,) = parse_patch(text, id="p", source="p.patch").changes
@@ -160,12 +169,13 @@ def test_offsets_are_found_and_given(content: bytes, above: list[bytes], data: s
 
 @RELAXED
 @given(content=contents(), data=st.data())
-def test_a_patch_on_a_file_with_other_line_ends_keeps_the_files_own(content: bytes, data: st.DataObject) -> None:
+def test_a_patch_on_a_file_with_other_line_ends_keeps_the_files_own(
+    git: GitTrees, content: bytes, data: st.DataObject
+) -> None:
     content = content.replace(b"\r", b"")
     wanted = data.draw(edits(content)).replace(b"\r", b"")
-    with tempfile.TemporaryDirectory() as folder:
-        text = git_diff(Path(folder), {"m.txt": content}, {"m.txt": wanted}, "--text", "-U100")
-    if not text or not content or not wanted:
+    text = git.diff({"m.txt": content}, {"m.txt": wanted}, "--text", "-U100")
+    if not text or b"\n" not in content or b"\n" not in wanted:
         return
     for carried in (text, text.replace(b"\n", b"\r\n")):
         (change,) = parse_patch(carried, id="p", source="p.patch").changes
@@ -179,11 +189,10 @@ def test_a_patch_on_a_file_with_other_line_ends_keeps_the_files_own(content: byt
 
 @RELAXED
 @given(content=contents())
-def test_creating_is_done_once(content: bytes) -> None:
+def test_creating_is_done_once(git: GitTrees, content: bytes) -> None:
     if not content or b"\r\n" in content:
         return
-    with tempfile.TemporaryDirectory() as folder:
-        text = git_diff(Path(folder), {}, {"m.py": content}, "--text")
+    text = git.diff({}, {"m.py": content}, "--text")
     plain = text[text.index(b"--- ") :].replace(b"--- /dev/null", b"--- a/m.py")
     for diff, fills in ((text, False), (plain, True)):
         (change,) = parse_patch(diff, id="p", source="p.patch").changes
