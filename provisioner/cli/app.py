@@ -48,7 +48,8 @@ def _take_version(
 
 
 def _add_commands(app: typer.Typer) -> None:
-    from provisioner.cli import probe, recipes
+    from provisioner.cli import cache, probe, recipes
 
     app.command("recipes", rich_help_panel="Catalogue")(exiting(recipes.recipes))
+    app.command("cache", rich_help_panel="Catalogue")(exiting(cache.cache))
     app.add_typer(probe.build_group(), name="probe", rich_help_panel="Serving")

@@ -75,6 +75,15 @@ def read_settings(
     )
 
 
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where what is read of wheels is kept: under ``PROVISION_HOME``, else in the user's cache folder."""
+    if home := environ.get("PROVISION_HOME"):
+        return Path(home).expanduser() / "cache"
+    import platformdirs
+
+    return platformdirs.user_cache_path("provision", appauthor=False)
+
+
 def find_user_index(environ: Mapping[str, str], home: Path) -> str | None:
     """The package index that the user set for uv or pip: uv's first, the environment before files; None without one."""
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):

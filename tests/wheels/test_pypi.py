@@ -16,7 +16,7 @@ pytestmark = pytest.mark.network
 SHA256 = "98e9fc2a1ed8549a733c9d1b242e2002b82367da9e29e37801761438cb3a2670"
 SIZE = 312_887_766
 TOUCHED = (
-    "vllm/model_executor/layers/fla/ops/fused_recurrent.py",
+    "vllm/third_party/flash_linear_attention/ops/fused_recurrent.py",
     "vllm/model_executor/layers/mamba/ops/causal_conv1d.py",
     "vllm/model_executor/layers/mamba/ops/mamba_ssm.py",
     "vllm/model_executor/layers/quantization/utils/marlin_utils.py",
