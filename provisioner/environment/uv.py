@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -97,15 +97,14 @@ def create_venv(uv: Uv, folder: Path, python: Path) -> None:
 
 
 def compile_requirements(
-    uv: Uv, requirement: str, output: Path, *, python: str, exclude_newer: datetime | None, upgrade: Iterable[str] = ()
+    uv: Uv, requirement: str, output: Path, *, python: str, exclude_newer: datetime | None
 ) -> None:
     """Resolve ``requirement`` for all platforms and Pythons from ``python`` on, with hashes and without any host.
 
-    An existing ``output`` keeps its pins except for ``upgrade``. Raises ResolutionError or NetworkError.
+    Raises ResolutionError or NetworkError.
     """
     arguments = ["pip", "compile", "-", "--universal", "--python-version", python, "--generate-hashes", "--no-header"]
     arguments += ["--no-annotate", "--no-strip-markers", "--quiet", "--output-file", str(output)]
-    arguments += [f"--upgrade-package={name}" for name in upgrade]
     if exclude_newer is not None:
         arguments += ["--exclude-newer", exclude_newer.strftime("%Y-%m-%dT%H:%M:%SZ")]
     done = _run(uv, arguments, timeout=RESOLVE_TIMEOUT_SECONDS, stdin=requirement)

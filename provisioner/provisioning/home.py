@@ -1,0 +1,35 @@
+"""Where the tool keeps what is the user's: environments, locks, caches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """The folders of one user. Nothing is created by asking for a path."""
+
+    data: Path
+    cache: Path
+
+    def venv(self, recipe: str) -> Path:
+        """The default environment of a recipe."""
+        return self.data / "venvs" / recipe
+
+    @property
+    def locks(self) -> Path:
+        """Locks that the user made."""
+        return self.data / "locks"
+
+
+def find_home(environ: Mapping[str, str]) -> Home:
+    """``PROVISION_HOME`` if it is set, else the platform's user data and cache folders."""
+    root = environ.get("PROVISION_HOME")
+    if root:
+        folder = Path(root).expanduser().absolute()
+        return Home(data=folder, cache=folder / "cache")
+    import platformdirs
+
+    return Home(
+        data=Path(platformdirs.user_data_dir("provision")), cache=Path(platformdirs.user_cache_dir("provision"))
+    )

@@ -1,0 +1,114 @@
+"""What stands in the folder where the environment should be."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from provisioner.environment.lock import Lock, marker_environment
+from provisioner.environment.site import STATE_FOLDER, Site, find_site, venv_python
+from provisioner.errors import EnvironmentConflictError
+from provisioner.provisioning.state import Owner, read_owner, state_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent:
+    """Nothing is there, or an empty folder."""
+
+    venv: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """Ours, and the distribution is not installed: an interrupted first run."""
+
+    venv: Path
+    owner: Owner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed:
+    """Ours, with the distribution in it."""
+
+    venv: Path
+    owner: Owner
+    site: Site
+
+
+Found = Absent | Unfinished | Installed
+
+
+def inspect_environment(venv: Path, distribution: str) -> Found:
+    """Look at ``venv`` without changing it.
+
+    Raises EnvironmentConflictError where the folder holds something that is not ours, or an environment that cannot be
+    proven (editable, installed twice, shadowed).
+    """
+    if not venv.exists():
+        return Absent(venv=venv)
+    owner = read_owner(state_of(venv)) if venv.is_dir() else None
+    if owner is None:
+        if _is_empty(venv):
+            return Absent(venv=venv)
+        raise _not_ours(venv)
+    if not venv_python(venv).exists() or not list(
+        venv.glob(f"lib*/python*/site-packages/{_folder_name(distribution)}-*")
+    ):
+        return Unfinished(venv=venv, owner=owner)
+    return Installed(venv=venv, owner=owner, site=find_site(venv, distribution))
+
+
+def differing_packages(site: Site, lock: Lock) -> tuple[str, ...]:
+    """Names of the packages whose installed version is not the locked one, sorted.
+
+    Only folder names are read. Packages that the lock does not hold do not count.
+    """
+    installed: dict[str, str] = {}
+    for info in site.site_packages.glob("*.dist-info"):
+        name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
+        installed[canonicalize_name(name)] = version
+    environment = marker_environment(site.python or lock.python)
+    wanted = [pin for pin in lock.pins if pin.wanted(environment)]
+    return tuple(sorted(pin.name for pin in wanted if not _is_installed(installed.get(pin.name), pin.version)))
+
+
+def refuse_other_build(site: Site, lock: Lock) -> None:
+    """Raise EnvironmentConflictError where the installed distribution is another version than the lock's."""
+    if site.version.public != lock.build.version.public:
+        raise EnvironmentConflictError(
+            f"{site.distribution} in this environment is not the lock's",
+            where=str(site.prefix or site.site_packages),
+            expected=str(lock.build.version),
+            found=str(site.version),
+            hints=("provision up RECIPE --venv ANOTHER", f"remove {site.prefix} and run the same command again"),
+        )
+
+
+def _is_installed(found: str | None, wanted: Version | None) -> bool:
+    if found is None or wanted is None:
+        return found is not None
+    try:
+        return Version(found) == wanted
+    except InvalidVersion:
+        return False
+
+
+def _is_empty(folder: Path) -> bool:
+    # The lock file of a run that ended before it made anything does not count.
+    return folder.is_dir() and all(entry.name == STATE_FOLDER for entry in folder.iterdir())
+
+
+def _folder_name(distribution: str) -> str:
+    return distribution.replace("-", "_")
+
+
+def _not_ours(venv: Path) -> EnvironmentConflictError:
+    return EnvironmentConflictError(
+        "the folder exists and was not made by provision",
+        where=str(venv),
+        hints=(
+            "choose another place with --venv DIR",
+            f"to patch an environment made elsewhere: provision patch apply RECIPE --venv {venv}",
+        ),
+    )

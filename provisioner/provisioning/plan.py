@@ -1,0 +1,91 @@
+"""What must be done so that an environment is as its recipe says: wanted against found. Pure but for the types."""
+
+from dataclasses import dataclass, field, replace
+
+from provisioner.digests import Digest
+from provisioner.patching.model import SeriesVerdict
+from provisioner.patching.steps import FileStep
+from provisioner.receipt import Receipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoverTransaction:
+    """Put an interrupted change of files right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreateEnvironment:
+    """Make the virtual environment with this Python."""
+
+    venv: str
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallPackages:
+    """Make the environment hold the lock's packages; ``reasons`` names those that differ now."""
+
+    count: int
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRecord:
+    """Compare every installed file of the distribution with RECORD."""
+
+    files: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeFiles:
+    """Bring the files of the series to their final bytes in one transaction."""
+
+    steps: tuple[FileStep, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteReceipt:
+    """Record what was done and proven."""
+
+
+Action = RecoverTransaction | CreateEnvironment | InstallPackages | CheckRecord | ChangeFiles | WriteReceipt
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentPlan:
+    """Actions in order, empty when everything is already true, and the verdict on the series that they lead to.
+
+    ``final`` holds the digest that each touched file will have; None where it will not exist.
+    """
+
+    actions: tuple[Action, ...]
+    verdict: SeriesVerdict
+    final: dict[str, Digest | None]
+
+    def __bool__(self) -> bool:
+        return bool(self.actions)
+
+
+def describe_action(action: Action) -> str:
+    """One action in a line."""
+    match action:
+        case RecoverTransaction():
+            return "recover an interrupted change"
+        case CreateEnvironment(venv=venv, python=python):
+            return f"create {venv} with Python {python}"
+        case InstallPackages(count=count, reasons=reasons):
+            shown = ", ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+            return f"install {count} packages from the lock" + (f" ({shown} differ)" if reasons else "")
+        case CheckRecord(files=files):
+            return f"check {files or 'all'} files against RECORD"
+        case ChangeFiles(steps=steps):
+            return f"change {len({step.path for step in steps})} files in one transaction"
+        case WriteReceipt():
+            return "write the receipt"
+
+
+def is_receipt_current(old: Receipt | None, new: Receipt) -> bool:
+    """Whether a receipt already says all that a new one would (its time and tool version do not count)."""
+    if old is None:
+        return False
+    return new == replace(old, created=new.created, tool=new.tool, verification=new.verification)

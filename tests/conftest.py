@@ -1,0 +1,24 @@
+"""No test reaches the real home: every one gets a home, caches and settings of its own."""
+
+from pathlib import Path
+
+import pytest
+
+_SETTINGS = ("PROVISION_HOME", "PROVISION_VLLM_INDEX", "PROVISION_VLLM_CLONE", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh home; uv's and pip's caches stay where the machine has them, so that real installs are quick."""
+    home = tmp_path_factory.mktemp("home")
+    cache = Path.home() / ".cache"
+    pyenv = Path.home() / ".pyenv"
+    monkeypatch.setenv("UV_CACHE_DIR", str(cache / "uv"))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(cache / "pip"))
+    if pyenv.is_dir():
+        monkeypatch.setenv("PYENV_ROOT", str(pyenv))
+    for name in _SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("NO_COLOR", "1")
+    return home
