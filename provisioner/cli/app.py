@@ -1,7 +1,9 @@
 """The typer app: which command is which function. Command modules import nothing heavy until they are called."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -10,6 +12,27 @@ HELP = """Turn a recipe into a proven vLLM environment, and tell which patches s
 
 Example: [bold]provision hynix-stable[/bold], then [bold]provision status hynix-stable[/bold]
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One command: its module under ``provisioner.cli`` and the name of its function there.
+
+    ``group`` tells that the function returns a typer app with commands of its own.
+    """
+
+    name: str
+    module: str
+    function: str
+    panel: str
+    group: bool = False
+
+
+ENTRIES = (
+    Entry(name="probe", module="probe", function="build_group", panel="Serving", group=True),
+    Entry(name="recipes", module="recipes", function="recipes", panel="Catalogue"),
+    Entry(name="cache", module="cache", function="cache", panel="Catalogue"),
+)
 
 
 def exiting(function: Callable[..., int]) -> Callable[..., None]:
@@ -23,13 +46,19 @@ def exiting(function: Callable[..., int]) -> Callable[..., None]:
     return command
 
 
-def build_command() -> Any:
-    """The whole command line as a click-like command object, with ``main(args=…, prog_name=…)``."""
+def build_command(argv: Sequence[str] = ()) -> Any:
+    """The command line as a click-like command object, with ``main(args=…, prog_name=…)``.
+
+    Where ``argv`` begins with a command's name, only that command is built: a run need not load the others.
+    """
     app = typer.Typer(
         name="provision", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
     )
     app.callback()(_take_version)
-    _add_commands(app)
+    wanted = argv[0] if argv and argv[0] in _names() else None
+    for entry in ENTRIES:
+        if wanted in (None, entry.name):
+            _add_entry(app, entry)
     return typer.main.get_command(app)
 
 
@@ -47,9 +76,13 @@ def _take_version(
     pass
 
 
-def _add_commands(app: typer.Typer) -> None:
-    from provisioner.cli import cache, probe, recipes
+def _names() -> frozenset[str]:
+    return frozenset(entry.name for entry in ENTRIES)
 
-    app.command("recipes", rich_help_panel="Catalogue")(exiting(recipes.recipes))
-    app.command("cache", rich_help_panel="Catalogue")(exiting(cache.cache))
-    app.add_typer(probe.build_group(), name="probe", rich_help_panel="Serving")
+
+def _add_entry(app: typer.Typer, entry: Entry) -> None:
+    function = getattr(import_module(f"provisioner.cli.{entry.module}"), entry.function)
+    if entry.group:
+        app.add_typer(function(), name=entry.name, rich_help_panel=entry.panel)
+    else:
+        app.command(entry.name, rich_help_panel=entry.panel)(exiting(function))

@@ -13,7 +13,7 @@ BUG = 70
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; nothing but SystemExit-free code escapes."""
     try:
-        build_command().main(args=list(argv), prog_name="provision")
+        build_command(argv).main(args=list(argv), prog_name="provision")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except ProvisionError as error:

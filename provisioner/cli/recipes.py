@@ -1,10 +1,11 @@
 """``provision recipes``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from provisioner.recipe import Build, CommitBuild, Recipe
+if TYPE_CHECKING:
+    from provisioner.recipe import Build, Recipe
 
 
 def recipes(
@@ -25,30 +26,32 @@ def recipes(
     return 0
 
 
-def _describe(recipe: Recipe) -> dict[str, Any]:
+def _describe(recipe: "Recipe") -> dict[str, Any]:
     return {
         "name": recipe.name,
         "title": recipe.title,
         "summary": recipe.summary,
         "distribution": recipe.distribution,
         "build": build_text(recipe.build),
-        "commit": recipe.build.commit if isinstance(recipe.build, CommitBuild) else None,
+        "commit": getattr(recipe.build, "commit", None),
         "card": _card_text(recipe),
         "python": recipe.python.preferred,
         "patches": [{"id": use.id, "policy": use.policy, "why": use.why} for use in recipe.patches],
     }
 
 
-def _row(recipe: Recipe) -> tuple[str, ...]:
+def _row(recipe: "Recipe") -> tuple[str, ...]:
     patches = ", ".join(f"{use.id} ({use.policy})" for use in recipe.patches) or "none"
     return recipe.name, _card_text(recipe), build_text(recipe.build), patches, recipe.title
 
 
-def _card_text(recipe: Recipe) -> str:
+def _card_text(recipe: "Recipe") -> str:
     card = recipe.card
     return f"{card.name} {card.memory_gib} GB" if card else "any"
 
 
-def build_text(build: Build) -> str:
+def build_text(build: "Build") -> str:
     """The build in a word."""
+    from provisioner.recipe import CommitBuild
+
     return f"{build.version}+g{build.commit[:9]}" if isinstance(build, CommitBuild) else str(build.version)
