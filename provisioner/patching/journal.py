@@ -86,6 +86,7 @@ class Journal:
         self._filesystem.replace(draft, self._intent)
         self._filesystem.fsync(self.folder)
         self._filesystem.fsync(self._state_dir)
+        self._filesystem.fsync(self._state_dir.parent)  # which may have got its state folder just now
 
     def read_intent(self) -> Intent | None:
         """The intent of a transaction that is neither proven nor undone; None where there is none.

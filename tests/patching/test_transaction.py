@@ -38,6 +38,7 @@ from tests.patching.trees import (
     SHIPPED,
     STEPS,
     CountingFileSystem,
+    ForgetfulDisk,
     TearingFileSystem,
     attempt,
     dying_at,
@@ -131,11 +132,11 @@ def test_hard_links_into_a_cache_keep_their_bytes_and_permissions(tmp_path: Path
         assert (cache / str(number)).stat().st_mode & 0o777 == 0o644
 
 
-def test_hard_links_keep_their_bytes_when_a_change_is_undone(tmp_path: Path) -> None:
-    total = _count_operations(tmp_path / "count")
+def test_hard_links_keep_their_bytes_when_a_change_is_undone(fast_path: Path) -> None:
+    total = _count_operations(fast_path / "count")
     for number in range(1, total + 1, 3):
-        site = make_site(tmp_path / str(number))
-        cache = tmp_path / f"cache-{number}"
+        site = make_site(fast_path / str(number))
+        cache = fast_path / f"cache-{number}"
         cache.mkdir()
         os.link(site / "pkg/changed.py", cache / "changed")
         os.link(site / "pkg/mode.py", cache / "mode")
@@ -294,12 +295,12 @@ def test_folders_and_pipes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", ERRORS.values(), ids=ERRORS.keys())
-def test_any_one_operation_that_fails_leaves_all_old_or_all_new(tmp_path: Path, code: int) -> None:
-    total = _count_operations(tmp_path / "count")
-    old, new = snapshot(make_site(tmp_path / "old")), new_snapshot(tmp_path / "new")
+def test_any_one_operation_that_fails_leaves_all_old_or_all_new(fast_path: Path, code: int) -> None:
+    total = _count_operations(fast_path / "count")
+    old, new = snapshot(make_site(fast_path / "old")), new_snapshot(fast_path / "new")
     failed = 0
     for number in range(1, total + 1):
-        site = make_site(tmp_path / str(number))
+        site = make_site(fast_path / str(number))
         filesystem = failing_at(number, code)
         error = attempt(lambda site=site, filesystem=filesystem: _run(site, filesystem=filesystem))
         if error is None:
@@ -319,12 +320,12 @@ def test_any_one_operation_that_fails_leaves_all_old_or_all_new(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("code", ERRORS.values(), ids=ERRORS.keys())
-def test_a_disk_that_fails_for_good_keeps_the_journal_and_the_next_command_recovers(tmp_path: Path, code: int) -> None:
-    total = _count_operations(tmp_path / "count")
-    old, new = snapshot(make_site(tmp_path / "old")), new_snapshot(tmp_path / "new")
+def test_a_disk_that_fails_for_good_keeps_the_journal_and_the_next_command_recovers(fast_path: Path, code: int) -> None:
+    total = _count_operations(fast_path / "count")
+    old, new = snapshot(make_site(fast_path / "old")), new_snapshot(fast_path / "new")
     not_restored = 0
     for number in range(1, total + 1):
-        site = make_site(tmp_path / str(number))
+        site = make_site(fast_path / str(number))
         filesystem = failing_at(number, code, for_good=True)
         error = attempt(lambda site=site, filesystem=filesystem: _run(site, filesystem=filesystem))
         match error:
@@ -344,13 +345,13 @@ def test_a_disk_that_fails_for_good_keeps_the_journal_and_the_next_command_recov
     assert not_restored > 10
 
 
-def test_undo_that_fails_at_any_operation_is_completed_by_the_next_command(tmp_path: Path) -> None:
-    total = _count_operations(tmp_path / "count")
-    old = snapshot(make_site(tmp_path / "old"))
+def test_undo_that_fails_at_any_operation_is_completed_by_the_next_command(fast_path: Path) -> None:
+    total = _count_operations(fast_path / "count")
+    old = snapshot(make_site(fast_path / "old"))
     at_the_end = total - 20
     seen: set[str] = set()
     for second in range(1, 60):
-        site = make_site(tmp_path / str(second))
+        site = make_site(fast_path / str(second))
 
         def fail(count: int, _name: str, second: int = second) -> None:
             if count in (at_the_end, at_the_end + second):
@@ -455,10 +456,10 @@ def _killed(child: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def test_killed_at_200_points_and_recovered(tmp_path: Path) -> None:
+def test_killed_at_200_points_and_recovered(fast_path: Path) -> None:
     """At every operation, in the middle of every file, and at random times; then while recovering, too."""
-    total = _count_operations(tmp_path / "count")
-    old, new = snapshot(make_site(tmp_path / "old")), new_snapshot(tmp_path / "new")
+    total = _count_operations(fast_path / "count")
+    old, new = snapshot(make_site(fast_path / "old")), new_snapshot(fast_path / "new")
     chance = random.Random(20261130)
     deaths: list[Callable[[], FileSystem]] = []
     deaths += [lambda number=number: dying_at(number) for number in range(1, total + 1)]
@@ -467,7 +468,7 @@ def test_killed_at_200_points_and_recovered(tmp_path: Path) -> None:
     kinds: set[RecoveryKind | None] = set()
     killed = 0
     for number in range(len(deaths) + timed):
-        site = make_site(tmp_path / str(number))
+        site = make_site(fast_path / str(number))
         if number < len(deaths):
             child = _in_child(lambda number=number, site=site: _run(site, filesystem=deaths[number]()))
         else:
@@ -486,6 +487,24 @@ def test_killed_at_200_points_and_recovered(tmp_path: Path) -> None:
             assert snapshot(site) == new
     assert killed >= 200 - 60
     assert kinds >= {None, RecoveryKind.UNDONE, RecoveryKind.NOTHING_WRITTEN}
+
+
+def test_power_cuts_that_lose_what_was_not_synced(fast_path: Path) -> None:
+    total = _count_operations(fast_path / "count")
+    old, new = snapshot(make_site(fast_path / "old")), new_snapshot(fast_path / "new")
+    chance = random.Random(7)
+    found_new = 0
+    for number in range(1, total + 1):
+        site = make_site(fast_path / str(number))
+        _killed(_in_child(lambda site=site, n=number: _run(site, filesystem=ForgetfulDisk(n, chance))))
+        if chance.random() < 0.5:
+            again = chance.randrange(1, 40)
+            _killed(_in_child(lambda site=site, n=again: _recover(site, ForgetfulDisk(n, chance))))
+        _recover(site)
+        assert snapshot(site) in (old, new), f"power cut {number}"
+        assert _no_leftovers(site)
+        found_new += snapshot(site) == new
+    assert 0 < found_new < total
 
 
 def test_two_processes_at_once_take_turns(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -184,3 +186,78 @@ class TearingFileSystem(CountingFileSystem):
 
 
 ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EROFS", "EACCES", "EIO")}
+
+
+class ForgetfulDisk(CountingFileSystem):
+    """The power fails before operation ``number``, and what was not synced is lost, as far as chance will have it.
+
+    Bytes of a file reach the disk with its own fsync; names (of creations, renames, removals) with that of their
+    folder. Of those that did not, all are undone, or any number of the last ones.
+    """
+
+    def __init__(self, number: int, chance: random.Random) -> None:
+        super().__init__(self._maybe_fail)
+        self._number = number
+        self._chance = chance
+        self._bytes: set[Path] = set()
+        self._names: list[tuple[Path, Callable[[], object]]] = []
+
+    def _maybe_fail(self, count: int, _name: str) -> None:
+        if count != self._number:
+            return
+        for path in self._bytes:
+            if self._chance.random() < 0.7:
+                os.truncate(path, 0)
+        kept = self._chance.choice([0, self._chance.randint(0, len(self._names))])
+        for _, undo in reversed(self._names[kept:]):
+            undo()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _name_changed(self, path: Path, undo: Callable[[], object]) -> None:
+        self._names.append((path.parent, undo))
+
+    def create(self, path: Path, data: bytes) -> None:
+        super().create(path, data)
+        self._bytes.add(path)
+        self._name_changed(path, lambda: path.unlink(missing_ok=True))
+
+    def fsync(self, path: Path) -> None:
+        super().fsync(path)
+        self._bytes.discard(path)
+        self._names = [(folder, undo) for folder, undo in self._names if folder != path]
+
+    def replace(self, source: Path, target: Path) -> None:
+        old = (target.read_bytes(), target.stat().st_mode & 0o7777) if target.exists() else None
+        super().replace(source, target)
+        if source in self._bytes:
+            self._bytes.remove(source)
+            self._bytes.add(target)
+
+        def undo() -> None:
+            if target.exists() and not source.exists():
+                target.replace(source)
+            if old is not None:
+                target.write_bytes(old[0])
+                target.chmod(old[1])
+
+        self._name_changed(target, undo)
+
+    def unlink(self, path: Path) -> None:
+        data, mode = path.read_bytes(), path.stat().st_mode & 0o7777
+        super().unlink(path)
+        self._bytes.discard(path)
+
+        def undo() -> None:
+            if path.parent.is_dir():
+                path.write_bytes(data)
+                path.chmod(mode)
+
+        self._name_changed(path, undo)
+
+    def mkdir(self, path: Path) -> None:
+        super().mkdir(path)
+        self._name_changed(path, lambda: shutil.rmtree(path, ignore_errors=True))
+
+    def rmdir(self, path: Path) -> None:
+        super().rmdir(path)
+        self._name_changed(path, lambda: path.mkdir(exist_ok=True))
