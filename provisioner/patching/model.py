@@ -241,16 +241,27 @@ class PatchVerdict:
     same_as: str | None = None
 
 
+def _no_modes() -> Mapping[str, int]:
+    return MappingProxyType({})
+
+
+def _no_states() -> Mapping[str, tuple[bytes | None, ...]]:
+    return MappingProxyType({})
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesVerdict:
-    """A whole series. ``final`` has the wanted content (None: no file) of every touched path for which it is known, and
-    ``pristine`` the content as shipped, given or won back by reversal and proven by digest."""
+    """A whole series. For every touched path where it is known, ``final`` has the wanted content (None: no file),
+    ``pristine`` the content as shipped (given, or won back by reversal and proven by digest), and ``states`` every
+    content from pristine to final. Modes are permission bits, for the paths whose bits the series changes."""
 
     patches: tuple[PatchVerdict, ...]
     final: Mapping[str, bytes | None]
     final_digests: Mapping[str, Digest | None]
     final_modes: Mapping[str, int]
     pristine: Mapping[str, bytes | None]
+    pristine_modes: Mapping[str, int] = field(default_factory=_no_modes)
+    states: Mapping[str, tuple[bytes | None, ...]] = field(default_factory=_no_states)
 
     @property
     def blocking(self) -> tuple[PatchVerdict, ...]:
