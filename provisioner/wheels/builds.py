@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from provisioner.errors import NetworkError, NoSuchBuildError
 from provisioner.wheels.cache import WheelCache, key_of_url
-from provisioner.wheels.commits import Standing, find_standing
+from provisioner.wheels.commits import Standing, Witnesses
 from provisioner.wheels.names import Candidate, Target, commit_of, sift
 from provisioner.wheels.settings import IndexSettings
 from provisioner.wheels.simple import full_commit_in, parse_folder_links, parse_html_page, parse_vllm_metadata
@@ -26,6 +26,7 @@ class Asking:
 
     settings: IndexSettings
     transport: Transport
+    witnesses: Witnesses
     cache: WheelCache | None = None
     variant: str | None = None
     target: Target | None = None
@@ -129,7 +130,7 @@ def _explain_missing(commit: str, asking: Asking) -> NoSuchBuildError:
     nightly = asking.transport.fetch(f"{settings.vllm_index}/nightly/vllm/metadata.json", accept=_FOUND_OR_NOT)
     if nightly.status != 200:
         hints = ("check --index-url: nothing there looks like a vLLM wheel index", *hints)
-    match find_standing(commit, settings):
+    match asking.witnesses.ask_standing(commit):
         case Standing.ON_MAIN:
             why = "it is on main, but not built (yet)"
         case Standing.NOT_ON_MAIN:

@@ -28,6 +28,8 @@ _TOUCH_AFTER = 3600.0
 """Seconds: uses closer together than this are not told apart, which saves a write for each read."""
 _ABANDONED_AFTER = 24 * 3600.0
 """Seconds after which a temporary file or a broken download belongs to nobody."""
+_IN_USE = 3600.0
+_WHOLE = (".whl", ".part", ".validator")
 _KINDS = ("heads", "members", "pages", "wheels")
 
 
@@ -159,7 +161,10 @@ def key_of_url(url: str) -> str:
 
 
 def trim_folder(root: Path, limit: int) -> None:
-    """Drop the entries used longest ago until at most ``limit`` bytes are left, and what broken runs left behind."""
+    """Drop the entries used longest ago until at most ``limit`` bytes are left, and what broken runs left behind.
+
+    A whole wheel that was used within the hour stays: somebody may be about to open it.
+    """
     now = time.time()
     entries = []
     for path in _files(root):
@@ -170,9 +175,11 @@ def trim_folder(root: Path, limit: int) -> None:
             else:
                 entries.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in entries)
-    for _, size, path in sorted(entries, key=lambda entry: entry[0]):
+    for moment, size, path in sorted(entries, key=lambda entry: entry[0]):
         if total <= limit:
             return
+        if path.suffix in _WHOLE and now - moment < _IN_USE:
+            continue
         with contextlib.suppress(OSError):
             path.unlink()
             total -= size

@@ -49,13 +49,24 @@ def resolve_commit(commit: str, settings: IndexSettings, transport: Transport, *
     return _ask_github(commit, settings, transport)
 
 
-def find_standing(commit: str, settings: IndexSettings) -> Standing:
-    """Whether a full ``commit`` is on vLLM's main. Never raises: this only explains why a build is missing."""
-    if settings.clone is not None:
-        standing = _standing_in_clone(settings.clone, commit)
-        if standing is Standing.ON_MAIN:
-            return standing  # a clone that does not have a commit may only be behind
-    return _standing_on_github(commit, settings)
+class Witnesses:
+    """Those who know whether a commit is on vLLM's main. Never raises: this only explains why a build is missing."""
+
+    def __init__(self, settings: IndexSettings) -> None:
+        self._settings = settings
+        self._github_answers = settings.github_api is not None
+
+    def ask_standing(self, commit: str) -> Standing:
+        """Where a full ``commit`` stands. GitHub is not asked again once it did not answer."""
+        if self._settings.clone is not None:
+            standing = _standing_in_clone(self._settings.clone, commit)
+            if standing is Standing.ON_MAIN:
+                return standing  # a clone that does not have a commit may only be behind
+        if not self._github_answers:
+            return Standing.NOBODY_ANSWERS
+        standing = _standing_on_github(commit, self._settings)
+        self._github_answers = standing is not Standing.NOBODY_ANSWERS
+        return standing
 
 
 def _ask_github(commit: str, settings: IndexSettings, transport: Transport) -> str:
@@ -90,8 +101,6 @@ def _ask_github(commit: str, settings: IndexSettings, transport: Transport) -> s
 
 
 def _standing_on_github(commit: str, settings: IndexSettings) -> Standing:
-    if settings.github_api is None:
-        return Standing.NOBODY_ANSWERS
     hasty = Transport(replace(settings, retries=0, timeout=min(5.0, settings.timeout), deadline=10.0))
     # The second page of a comparison has no list of files, which can be megabytes.
     url = f"{_repository(settings)}/compare/{quote(f'{commit}...main')}?per_page=1&page=2"

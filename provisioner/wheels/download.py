@@ -1,5 +1,6 @@
 """Whole wheels in the cache: downloaded once, kept by their sha256, found again by URL if the server says unchanged."""
 
+import os
 from pathlib import Path
 
 from provisioner.digests import Digest
@@ -39,15 +40,21 @@ def _find_known(
     url: str, transport: Transport, cache: WheelCache, key: str, sha256: Digest | None, filename: str
 ) -> Download | None:
     if sha256 is not None:
-        path = cache.wheel_folder(f"sha256-{sha256}") / filename
-        return Download(path=path, sha256=sha256, size=path.stat().st_size) if path.is_file() else None
+        return _reuse(cache, sha256, filename)
     entry = cache.load("pages", key)
     if entry is None or not isinstance(entry.facts.get("validator"), str):
         return None
-    path = _place(cache, entry.facts["sha256"], filename)
-    if not path.is_file() or not transport.is_unchanged(url, entry.facts["validator"]):
+    known = _reuse(cache, entry.facts["sha256"], filename)
+    return known if known is not None and transport.is_unchanged(url, entry.facts["validator"]) else None
+
+
+def _reuse(cache: WheelCache, sha256: Digest, filename: str) -> Download | None:
+    path = _place(cache, sha256, filename)
+    try:
+        os.utime(path)  # whoever trims the cache leaves alone what was used just now
+        return Download(path=path, sha256=sha256, size=path.stat().st_size)
+    except FileNotFoundError:
         return None
-    return Download(path=path, sha256=entry.facts["sha256"], size=path.stat().st_size)
 
 
 def _file_away(fresh: Download, cache: WheelCache, key: str) -> Download:

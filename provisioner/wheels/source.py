@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from provisioner.errors import CannotObtainError, NoSuchBuildError, UsageError
 from provisioner.wheels.builds import PROJECT, Asking, find_commit, find_nightly
 from provisioner.wheels.cache import WheelCache, key_of_url
-from provisioner.wheels.commits import resolve_commit
+from provisioner.wheels.commits import Witnesses, resolve_commit
 from provisioner.wheels.lazy import LocalWheel, RemoteWheel, Wheel
 from provisioner.wheels.names import Candidate, Target, commit_of, parse_wheel_name, variant_of
 from provisioner.wheels.settings import IndexSettings
@@ -143,7 +143,14 @@ def find_builds(
             return find_builds(
                 spec, settings, transport=own, variant=variant, target=target, known_commits=known_commits
             )
-    asking = Asking(settings=settings, transport=transport, cache=open_cache(settings), variant=variant, target=target)
+    asking = Asking(
+        settings=settings,
+        transport=transport,
+        witnesses=Witnesses(settings),
+        cache=open_cache(settings),
+        variant=variant,
+        target=target,
+    )
     match spec:
         case ReleaseSpec(specifier=specifier):
             return Found(candidates=_find_releases(specifier, asking))

@@ -34,6 +34,9 @@ Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and the whole size in bytes, where it is known."""
 
 _CHUNK = 1 << 16
+_SLOWEST = 1024
+"""Bytes a second. A download below this for a minute is as good as dead: the next attempt goes on from where it is."""
+_SLOW_FOR = 60.0
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _Result = TypeVar("_Result")
 
@@ -216,7 +219,7 @@ class Transport:
                 last = failure
             got = progress_of()
             failures = 1 if got > reached else failures + 1
-            reached = got
+            reached = max(reached, got)
             if failures > self._settings.retries:
                 break
             self._sleep(self._pause(failures - 1, last, url))
@@ -331,14 +334,20 @@ class Transport:
 
     def _read_body(self, response: requests.Response, deadline: float | None) -> Iterator[bytes]:
         received, counted = 0, 0
-        for chunk in response.iter_content(_CHUNK):
+        since, then = time.monotonic(), 0
+        for chunk in _arriving(response):
             received += len(chunk)
             with self._guard:
                 self._received += response.raw.tell() - counted
             counted = response.raw.tell()
             yield chunk
-            if deadline is not None and time.monotonic() > deadline:
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
                 raise _TryAgainError(f"the answer was not complete after {self._settings.deadline:g} s")
+            if now - since > _SLOW_FOR:
+                if received - then < _SLOWEST * _SLOW_FOR:
+                    raise _TryAgainError(f"the download slowed down to less than {_SLOWEST} bytes a second")
+                since, then = now, received
         promised = _content_length(response)
         if promised is not None and "content-encoding" not in response.headers and received != promised:
             raise _TryAgainError(f"the answer ended after {received} of {promised} bytes")
@@ -369,6 +378,23 @@ class Transport:
             if parts.username:
                 self._credentials[origin] = (unquote(parts.username), unquote(parts.password or ""))
             return self._credentials.get(origin)
+
+
+def _arriving(response: requests.Response) -> Iterator[bytes]:
+    """The body in pieces as they arrive: a reader that waits for full pieces would not see that a server only drips."""
+    import urllib3
+
+    read1 = getattr(response.raw, "read1", None)
+    if read1 is None:  # urllib3 before 2
+        yield from response.iter_content(_CHUNK)
+        return
+    try:
+        while piece := read1(_CHUNK, decode_content=True):
+            yield piece
+    except urllib3.exceptions.ReadTimeoutError as error:
+        raise _TryAgainError("the server stopped answering") from error
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise _TryAgainError(_plain_reason(error)) from error
 
 
 def _checked_range(reply: Reply, start: int, stop: int | None) -> Reply:

@@ -59,6 +59,7 @@ class Request:
     method: str
     path: str
     headers: dict[str, str]
+    port: int
 
     @property
     def range(self) -> str | None:
@@ -207,7 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, send_body: bool) -> None:
         raw = urlsplit(self.path).path.lstrip("/")
         headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.index.requests.append(Request(method=self.command, path=raw, headers=headers))
+        self.server.index.requests.append(
+            Request(method=self.command, path=raw, headers=headers, port=self.client_address[1])
+        )
         mood = self.server.index.take_mood(raw)
         if mood.pause:
             time.sleep(mood.pause)

@@ -50,6 +50,16 @@ def test_the_longest_unused_go_first(tmp_path: Path) -> None:
     assert left == set(digests[2:])
 
 
+def test_a_wheel_in_use_stays(tmp_path: Path) -> None:
+    for name, hours in (("old.whl", 2), ("new.whl", 0)):
+        path = tmp_path / "wheels" / name / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * 1000)
+        os.utime(path, (time.time() - 3600 * hours,) * 2)
+    trim_folder(tmp_path, 10)
+    assert [path.name for path in (tmp_path / "wheels").rglob("*.whl") if path.is_file()] == ["new.whl"]
+
+
 def test_leftovers_of_broken_runs_go_after_a_day(tmp_path: Path) -> None:
     for name, hours in (("old.tmp", 30), ("new.part", 1), ("old.part", 30)):
         path = tmp_path / "wheels" / name

@@ -1,6 +1,8 @@
 """Wheels read over HTTP, from a server in each of its moods."""
 
 import random
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -252,3 +254,27 @@ def test_credentials_are_sent_and_not_shown(index: IndexServer, url: str, settin
     shown = repr((str(caught.value), caught.value.hints, caught.value.where))
     assert "hun" not in shown
     assert "***@127.0.0.1" in shown
+
+
+READER = """
+import sys
+from pathlib import Path
+from provisioner.wheels.cache import WheelCache
+from provisioner.wheels.lazy import RemoteWheel
+from provisioner.wheels.settings import IndexSettings
+from provisioner.wheels.transport import Transport
+url, folder, *paths = sys.argv[1:]
+with Transport(IndexSettings(timeout=5.0)) as transport:
+    with RemoteWheel(url, transport, cache=WheelCache(Path(folder), limit=20_000)) as wheel:
+        sys.stdout.buffer.write(b"".join(wheel.read_many(paths).values()))
+"""
+
+
+@pytest.mark.parametrize("mood", [Mood(), Mood(ignore_ranges=True)], ids=["ranges", "none"])
+def test_processes_share_one_cache(index: IndexServer, url: str, tmp_path: Path, mood: Mood) -> None:
+    index.set_mood(quoted(PATH), mood)
+    paths = ("vllm/one.py", "vllm/three.py")
+    command = (sys.executable, "-c", READER, url, str(tmp_path), *paths)
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+    outputs = [process.communicate(timeout=60)[0] for process in running]
+    assert outputs == [b"".join(FILES[path] for path in paths)] * 3

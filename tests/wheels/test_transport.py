@@ -175,3 +175,38 @@ def test_urls_are_shown_without_secrets() -> None:
     assert redact("https://u:p@host:8/a%2Bb?token=1#f") == "https://***@host:8/a%2Bb?***"
     assert redact("https://host/a") == "https://host/a"
     assert strip_credentials("https://u:p@host/a?b=1") == "https://host/a?b=1"
+
+
+def test_a_download_that_only_drips_is_given_up(
+    index: IndexServer, url: str, settings: IndexSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provisioner.wheels.transport._SLOW_FOR", 0.1)
+    monkeypatch.setattr("provisioner.wheels.transport._SLOWEST", 10_000_000)
+    index.set_mood("file.bin", Mood(drip=0.004))
+    with (
+        Transport(replace(settings, retries=0)) as transport,
+        pytest.raises(NetworkError, match="the download slowed down to less than 10000000 bytes a second"),
+    ):
+        transport.download(url, tmp_path / "file")
+
+
+def test_a_small_answer_that_only_drips_is_given_up(index: IndexServer, url: str, settings: IndexSettings) -> None:
+    index.files["small.bin"] = DATA[:20_000]
+    index.set_mood("small.bin", Mood(drip=0.1))
+    with (
+        Transport(replace(settings, retries=0, deadline=0.3)) as transport,
+        pytest.raises(NetworkError, match=r"the answer was not complete after 0\.3 s"),
+    ):
+        transport.fetch(f"{index.url}/small.bin", accept=frozenset({200}))
+
+
+def test_a_server_that_stops_in_the_middle(index: IndexServer, url: str, hasty: Transport) -> None:
+    index.set_mood("file.bin", Mood(drip=1.0))
+    with pytest.raises(NetworkError, match="the server stopped answering"):
+        hasty.fetch(url, accept=frozenset({200}))
+
+
+def test_connections_are_kept(index: IndexServer, url: str, transport: Transport) -> None:
+    for start in range(5):
+        assert transport.fetch_range(url, start, start + 10).body == DATA[start : start + 10]
+    assert len({request.port for request in index.requests}) == 1
