@@ -16,6 +16,14 @@ class Home:
         """The default environment of a recipe."""
         return self.data / "venvs" / recipe
 
+    def fork(self, recipe: str) -> Path:
+        """Where a recipe's fork is checked out; its environment lies inside."""
+        return self.data / "forks" / recipe
+
+    def key_file(self, recipe: str) -> Path:
+        """The API key of a recipe's server, outside the environment, so that a rebuilt one keeps its clients."""
+        return self.data / "keys" / recipe
+
     @property
     def locks(self) -> Path:
         """Locks that the user made."""

@@ -42,15 +42,16 @@ class KernelLog:
 
 
 def view_cards(wanted: str | None, environ: Mapping[str, str], *, needed: bool, nvml: object = None) -> CardView:
-    """Ask the driver and choose. With ``needed``, a missing driver or card is an error and not a mere absence."""
+    """Ask the driver and choose. Where no card is ``needed`` and none ``wanted``, there being none is no finding."""
+    matters = needed or wanted is not None
     try:
         inventory = read_inventory(nvml)
     except CardError as error:
-        return CardView(inventory=None, card=None, findings=(_from_error(error, needed=needed),))
+        return CardView(inventory=None, card=None, findings=(_from_error(error),) if matters else ())
     try:
         card = select_card(inventory, wanted, environ=environ)
     except (CardError, UsageError) as error:
-        return CardView(inventory=inventory, card=None, findings=(_from_error(error, needed=needed),))
+        return CardView(inventory=inventory, card=None, findings=(_from_error(error),) if matters else ())
     return CardView(inventory=inventory, card=card, findings=tuple(_judge_lost(inventory)))
 
 
@@ -176,11 +177,11 @@ _NEXT_OF_XID = {
 }
 
 
-def _from_error(error: ProvisionError, *, needed: bool) -> Finding:
+def _from_error(error: ProvisionError) -> Finding:
     is_card = isinstance(error, CardError)
     return Finding(
         id="card-missing" if is_card else "card-choice",
-        severity=Severity.ERROR if needed else Severity.NOTE,
+        severity=Severity.ERROR,
         subject=Subject.CARD if is_card else Subject.COMMAND,
         what=error.what,
         evidence=(error.found,) if error.found else (),

@@ -28,13 +28,14 @@ class Manager(StrEnum):
 class UnitPlan:
     """What the units run.
 
-    ``name`` names the files (``provision-NAME.service``); ``recipe`` is what the command line takes: a name or a path.
+    ``name`` names the files (``provision-NAME.service``); ``recipe`` is what the command line takes: a name or a path;
+    ``command`` the words that run this tool, the first of them an absolute path.
     ``serve_options`` are further words of ``provision serve``; ``drift_source`` is what the daily check looks at.
     """
 
     name: str
     recipe: str
-    executable: Path
+    command: tuple[str, ...]
     manager: Manager
     user: str | None
     folder: Path
@@ -86,7 +87,7 @@ def quote_word(word: str) -> str:
 
 
 def _render_server(plan: UnitPlan) -> Unit:
-    words = [str(plan.executable), "serve", plan.recipe, "--probe-card", *plan.serve_options]
+    words = [*plan.command, "serve", plan.recipe, "--probe-card", *plan.serve_options]
     if plan.extra:
         words += ["--", *plan.extra]
     return Unit(
@@ -122,7 +123,7 @@ def _render_server(plan: UnitPlan) -> Unit:
 
 
 def _render_booster(plan: UnitPlan) -> Unit:
-    words = [str(plan.executable), "booster", "--upstream", f"http://127.0.0.1:{plan.port}"]
+    words = [*plan.command, "booster", "--upstream", f"http://127.0.0.1:{plan.port}"]
     words += ["--port", str(plan.booster_port)]
     server = _server_name(plan)
     return Unit(
@@ -155,7 +156,7 @@ def _render_booster(plan: UnitPlan) -> Unit:
 
 
 def _render_drift(plan: UnitPlan) -> Unit:
-    words = [str(plan.executable), "drift", plan.recipe, "--against", plan.drift_source, "--last", "1"]
+    words = [*plan.command, "drift", plan.recipe, "--against", plan.drift_source, "--last", "1"]
     return Unit(
         name=f"provision-{plan.name}-drift.service",
         text=_sections(

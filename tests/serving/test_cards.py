@@ -59,10 +59,10 @@ def test_an_open_choice_is_an_error_of_the_command_that_lists_the_cards():
     assert len(finding.next) == 3
 
 
-def test_no_card_is_an_error_only_where_one_is_needed():
-    needed, idle = view(cards=[], needed=True).findings[0], view(cards=[], needed=False).findings[0]
-    assert exit_code_of([needed]) == 8
-    assert (idle.id, idle.severity) == ("card-missing", Severity.NOTE)
+def test_no_card_is_an_error_only_where_one_is_needed_or_wanted():
+    assert exit_code_of(view(cards=[], needed=True).findings) == 8
+    assert exit_code_of(view("0", cards=[], needed=False).findings) == 8
+    assert view(cards=[], needed=False).findings == ()
 
 
 def test_a_lost_neighbour_is_a_warning():

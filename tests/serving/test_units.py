@@ -24,7 +24,7 @@ def make_plan(tmp_path: Path, **changes) -> UnitPlan:
     values = {
         "name": "hynix",
         "recipe": "hynix",
-        "executable": program,
+        "command": (str(program),),
         "manager": Manager.USER,
         "user": None,
         "folder": tmp_path,

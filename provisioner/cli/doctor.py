@@ -1,0 +1,131 @@
+"""``provision doctor``."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.cli.context import Context
+    from provisioner.recipe import Recipe
+    from provisioner.serving.doctor.examine import Target
+    from provisioner.serving.doctor.readers import LogSource
+    from provisioner.serving.doctor.report import Diagnosis
+
+
+def doctor(
+    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
+    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    fork_dir: Annotated[Path | None, typer.Option(help="The fork's checkout (default: the recipe's).")] = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Probe the card: does it still give out memory?")] = False,
+    card: Annotated[str | None, typer.Option(help="The card: UUID, PCI address or number in bus order.")] = None,
+    log: Annotated[Path | None, typer.Option(help="A server's log to read.")] = None,
+    journal: Annotated[bool, typer.Option("--journal", help="Read the log of the recipe's systemd unit.")] = False,
+    url: Annotated[list[str] | None, typer.Option(help="A running server to ask for its metrics.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> int:
+    """Find out why a server does not do what it should: 0 healthy, 1 findings, 8 the card is missing, lost or wedged.
+
+    Example: [bold]provision doctor hynix --log server.log[/bold], [bold]provision doctor --gpu[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.cli.context import read_context
+    from provisioner.serving.doctor.examine import Examination, diagnose
+
+    targets = _choose_targets(recipe, venv, fork_dir, read_context())
+    examination = Examination(
+        targets=targets,
+        environ=os.environ,
+        cwd=Path.cwd(),
+        probe=gpu,
+        card=card,
+        log=_choose_log(log, targets, journal=journal),
+        urls=tuple(url or ()),
+    )
+    diagnosis = diagnose(examination)
+    if as_json:
+        render.print_json("doctor", describe_diagnosis(diagnosis))
+    else:
+        render.print_text("\n".join(diagnosis_lines(diagnosis)))
+    return diagnosis.exit_code
+
+
+def describe_diagnosis(diagnosis: "Diagnosis") -> dict[str, Any]:
+    """A diagnosis for JSON."""
+    from provisioner.cli.findings import describe_finding
+
+    checks = [
+        {
+            "id": check.id,
+            "title": check.title,
+            "outcome": str(check.outcome),
+            "looked_at": check.looked_at,
+            "findings": [describe_finding(finding) for finding in check.findings],
+        }
+        for check in diagnosis.checks
+    ]
+    return {"exit": diagnosis.exit_code, "healthy": diagnosis.exit_code == 0, "checks": checks}
+
+
+def diagnosis_lines(diagnosis: "Diagnosis") -> list[str]:
+    """A diagnosis for people: each check in a line, its findings under it, and the sum of it at the end."""
+    from provisioner.cli.findings import finding_lines
+    from provisioner.serving.doctor.report import Outcome
+
+    lines: list[str] = []
+    for check in diagnosis.checks:
+        lines.append(f"{check.outcome:<8} {check.title}: {check.looked_at}")
+        lines += finding_lines(check.findings, indent="         ")
+    skipped = sum(check.outcome is Outcome.SKIPPED for check in diagnosis.checks)
+    made = len(diagnosis.checks) - skipped
+    verdict = "healthy" if diagnosis.exit_code == 0 else f"{len(diagnosis.findings)} findings"
+    lines.append(f"{verdict} in {made} checks" + (f"; {skipped} could not be made" if skipped else ""))
+    return lines
+
+
+def _choose_targets(
+    name: str | None, venv: Path | None, fork_dir: Path | None, context: "Context"
+) -> "tuple[Target, ...]":
+    """What was named; else every recipe's default environment that exists."""
+    from provisioner.cli.catalogue import all_recipes, open_recipe
+    from provisioner.serving.doctor.examine import Target
+
+    if name is not None:
+        return (_target_of(open_recipe(name), venv, fork_dir, context),)
+    if venv is not None:
+        return (Target(venv=venv.expanduser().absolute(), recipe=None),)
+    if fork_dir is not None:
+        return (Target(venv=fork_dir.expanduser().absolute() / "venv", recipe=None),)
+    targets = (_target_of(recipe, None, None, context) for recipe in all_recipes())
+    return tuple(target for target in targets if target.venv.exists())
+
+
+def _target_of(recipe: "Recipe", venv: Path | None, fork_dir: Path | None, context: "Context") -> "Target":
+    from provisioner.cli.serve import find_places
+    from provisioner.serving.doctor.examine import Target
+
+    plain = context.venv(recipe, venv)
+    if recipe.fork is None or (fork_dir is None and (plain.exists() or venv is not None)):
+        is_fork = recipe.fork is not None and (plain.parent / recipe.fork.launcher).is_file()
+        return Target(venv=plain, recipe=recipe, fork_folder=plain.parent if is_fork else None)
+    fork_folder, folder = find_places(recipe, context, venv, fork_dir, without_fork=False)
+    return Target(venv=folder, recipe=recipe, fork_folder=fork_folder)
+
+
+def _choose_log(log: Path | None, targets: "tuple[Target, ...]", *, journal: bool) -> "LogSource | None":
+    from provisioner.errors import UsageError
+    from provisioner.serving.doctor.readers import JournalUnit, LogFile
+
+    if log is not None and journal:
+        raise UsageError("--log and --journal are two sources; name one")
+    if log is not None:
+        if not log.is_file():
+            raise UsageError("no such log", where=str(log))
+        return LogFile(path=log)
+    if not journal:
+        return None
+    named = [target.recipe.name for target in targets if target.recipe is not None]
+    if len(named) != 1:
+        raise UsageError("--journal reads the unit of one recipe", hints=("provision doctor RECIPE --journal",))
+    return JournalUnit(unit=f"provision-{named[0]}.service")

@@ -1,0 +1,217 @@
+"""``provision serve``."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.cli.context import Context
+    from provisioner.recipe import Recipe, Serve
+    from provisioner.serving.findings import Finding
+    from provisioner.serving.launch import Launch
+    from provisioner.serving.prepare import Prepared, ServeRequest
+
+
+def serve(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
+    extra: Annotated[list[str] | None, typer.Argument(help="After --: arguments for the server.")] = None,
+    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    fork_dir: Annotated[Path | None, typer.Option(help="The fork's checkout (default: the recipe's).")] = None,
+    without_fork: Annotated[bool, typer.Option("--without-fork", help="The environment's own vllm serve.")] = False,
+    model: Annotated[str | None, typer.Option(help="The weights: a folder or a hub's name.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The card: UUID, PCI address (82:00) or number in bus order.")] = None,
+    memory_vendor: Annotated[str | None, typer.Option(help="hynix or samsung, where the guess is wrong.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the server.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="A file (mode 0600) with the API key.")] = None,
+    generate_key: Annotated[bool, typer.Option("--generate-key", help="Make the key file if it is missing.")] = False,
+    probe_card: Annotated[bool, typer.Option("--probe-card", help="Refuse to start on a wedged card.")] = False,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print the command and environment; run nothing.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print each argument's reason; run nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines; run nothing.")] = False,
+) -> int:
+    """Start a recipe's server, if nothing speaks against it; else say everything that does.
+
+    Example: [bold]provision serve hynix --model ~/models/Qwen3.8-27B-Int8 --generate-key[/bold]
+    """
+    from provisioner.cli.catalogue import open_recipe
+    from provisioner.cli.context import read_context
+    from provisioner.serving.prepare import ServeRequest, prepare
+
+    context, wanted = read_context(), open_recipe(recipe)
+    fork_folder, folder = find_places(wanted, context, venv, fork_dir, without_fork=without_fork)
+    request = ServeRequest(
+        recipe=wanted,
+        serve=choose_section(wanted, with_fork=fork_folder is not None),
+        venv=folder,
+        fork_folder=fork_folder,
+        model=model,
+        host=host,
+        port=port,
+        extra=tuple(extra or ()),
+        variables=parse_assignments(env or ()),
+        gpu=gpu,
+        memory_vendor=check_vendor(memory_vendor),
+        key_file=key_file.expanduser().absolute() if key_file else None,
+        own_key_file=context.home.key_file(wanted.name),
+        make_key=generate_key,
+        probe=probe_card,
+        environ=os.environ,
+        cwd=Path.cwd(),
+    )
+    if print_only or explain or as_json:
+        return _show(request, prepare(request), explain=explain, script=print_only, as_json=as_json)
+    return _start(prepare(request))
+
+
+def find_places(
+    recipe: "Recipe", context: "Context", venv: Path | None, fork_dir: Path | None, *, without_fork: bool
+) -> tuple[Path | None, Path]:
+    """The fork's checkout (None where none is used) and the environment that goes with it.
+
+    Raises UsageError for options that contradict each other or the recipe.
+    """
+    from provisioner.errors import UsageError
+
+    if fork_dir is not None and (without_fork or recipe.fork is None):
+        why = "--without-fork" if without_fork else f"the recipe {recipe.name}"
+        raise UsageError(f"--fork-dir does not go with {why}")
+    if recipe.fork is None or without_fork:
+        return None, context.venv(recipe, venv)
+    if fork_dir is None and venv is not None:
+        fork_dir = venv.expanduser().absolute().parent
+    folder = fork_dir.expanduser().absolute() if fork_dir else context.home.fork(recipe.name)
+    if venv is not None and venv.expanduser().absolute() != folder / "venv":
+        raise UsageError(
+            "the fork's launcher runs the venv of its own checkout and no other",
+            expected=str(folder / "venv"),
+            found=str(venv),
+            hints=("leave --venv out, or serve --without-fork",),
+        )
+    return folder, folder / "venv"
+
+
+def choose_section(recipe: "Recipe", *, with_fork: bool) -> "Serve":
+    """The recipe's serve section. Raises UsageError where it has none."""
+    from provisioner.errors import UsageError
+
+    section = recipe.serve if with_fork or recipe.fork is None else recipe.serve_without_fork
+    if section is None:
+        raise UsageError("the recipe says nothing about serving", where=recipe.where)
+    return section
+
+
+def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a mapping. Raises UsageError for another form."""
+    from provisioner.errors import UsageError
+
+    pairs = [text.partition("=") for text in texts]
+    for (name, equals, _), text in zip(pairs, texts, strict=True):
+        if not equals or not name.isidentifier():
+            shown = text if equals else f"{text!r}"
+            raise UsageError("not an assignment", where="--env", expected="NAME=VALUE", found=shown.partition("=")[0])
+    return {name: value for name, _, value in pairs}
+
+
+def check_vendor(text: str | None) -> str | None:
+    """``hynix``, ``samsung`` or nothing. Raises UsageError for anything else."""
+    from provisioner.errors import UsageError
+
+    if text not in {None, "hynix", "samsung"}:
+        raise UsageError("unknown memory vendor", where="--memory-vendor", expected="hynix | samsung", found=text)
+    return text
+
+
+def _show(request: "ServeRequest", prepared: "Prepared", *, explain: bool, script: bool, as_json: bool) -> int:
+    from provisioner.cli import render
+    from provisioner.cli.findings import describe_finding, finding_lines
+    from provisioner.serving.findings import Severity, Subject
+    from provisioner.serving.launch import shell_script
+
+    findings = soften(prepared.findings)
+    refused = any(item.severity is Severity.ERROR and item.subject is Subject.COMMAND for item in findings)
+    if as_json:
+        shown = [describe_finding(finding) for finding in findings]
+        payload = {"recipe": request.recipe.name, **describe_launch(prepared.launch), "findings": shown}
+        render.print_json("serve", payload)
+        return 2 if refused else 0
+    for line in finding_lines(findings):
+        render.print_note(line)
+    if explain:
+        render.print_table(("SETTING", "FROM", "WHY"), explain_rows(prepared.launch))
+    if script and not refused:
+        render.print_text(shell_script(prepared.launch))
+    return 2 if refused else 0
+
+
+def _start(prepared: "Prepared") -> int:
+    import sys
+
+    from provisioner.cli import render
+    from provisioner.cli.findings import finding_lines
+    from provisioner.serving.findings import exit_code_of
+    from provisioner.serving.start import become_server
+
+    for line in finding_lines(prepared.findings):
+        render.print_note(line)
+    code = exit_code_of(prepared.findings)
+    if not code:
+        if prepared.key is not None and prepared.key.key.file is not None:
+            render.print_note(f"the API key is in {prepared.key.key.file}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        become_server(prepared.launch, prepared.key.secret if prepared.key else None)
+    render.print_note("not started: mend what is marked error above, and run the same command again")
+    return code
+
+
+def soften(findings: "Sequence[Finding]") -> "tuple[Finding, ...]":
+    """Findings for printing alone: what is wrong with environment or card is a warning, for another may run it."""
+    from dataclasses import replace
+
+    from provisioner.serving.findings import Severity, Subject
+
+    return tuple(
+        replace(finding, severity=Severity.WARNING)
+        if finding.severity is Severity.ERROR and finding.subject is not Subject.COMMAND
+        else finding
+        for finding in findings
+    )
+
+
+def describe_launch(launch: "Launch") -> dict[str, Any]:
+    """A launch for JSON; the key is never in it."""
+    from provisioner.serving.launch import KEY_VARIABLE, REDACTED, printable_argv
+
+    environment = {variable.name: variable.value for variable in launch.variables}
+    if launch.key is not None:
+        environment[KEY_VARIABLE] = REDACTED
+    return {
+        "argv": list(printable_argv(launch)),
+        "environment": environment,
+        "unset": list(launch.unset),
+        "path": str(launch.path_entry),
+        "cwd": str(launch.cwd),
+        "host": launch.host,
+        "port": launch.port,
+        "key_file": str(launch.key.file) if launch.key and launch.key.file else None,
+    }
+
+
+def explain_rows(launch: "Launch") -> list[tuple[str, str, str]]:
+    """Each argument and variable with where it comes from and why."""
+    from provisioner.serving.flags import to_words
+    from provisioner.serving.launch import redact
+
+    rows = [
+        (" ".join(redact(to_words((setting,)))), str(setting.origin), setting.why or "given on the command line")
+        for setting in launch.settings
+    ]
+    rows += [(f"{variable.name}={variable.value}", "environment", variable.why) for variable in launch.variables]
+    return rows

@@ -1,0 +1,130 @@
+"""``provision units``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.recipe import Recipe
+    from provisioner.serving.units import Unit
+
+_PASSED_ON = ("PROVISION_HOME", "PROVISION_VLLM_INDEX")
+
+
+def units(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
+    extra: Annotated[list[str] | None, typer.Argument(help="After --: arguments for the server.")] = None,
+    system: Annotated[bool, typer.Option("--system", help="Units of the system's manager (default: yours).")] = False,
+    user: Annotated[str | None, typer.Option(help="With --system: the user that runs them (default: you).")] = None,
+    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    fork_dir: Annotated[Path | None, typer.Option(help="The fork's checkout (default: the recipe's).")] = None,
+    without_fork: Annotated[bool, typer.Option("--without-fork", help="The environment's own vllm serve.")] = False,
+    model: Annotated[str | None, typer.Option(help="The weights: a folder or a hub's name.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The card: UUID or PCI address.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    key_file: Annotated[Path | None, typer.Option(help="A file (mode 0600) with the API key.")] = None,
+    booster_port: Annotated[int, typer.Option(help="The booster's port.")] = 8013,
+    write: Annotated[bool, typer.Option("--write", help="Write them where systemd looks.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write them into this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> int:
+    """Print or write systemd units: the server, its booster, and a daily drift check.
+
+    Example: [bold]provision units hynix --model ~/models/Qwen3.8-27B-Int8 --write[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.cli.catalogue import open_recipe
+    from provisioner.cli.context import read_context
+    from provisioner.cli.serve import choose_section, find_places
+    from provisioner.recipe import CommitBuild
+    from provisioner.serving.units import Manager, UnitPlan, install_commands, render_units, unit_folder
+
+    wanted = open_recipe(recipe)
+    fork_folder, folder = find_places(wanted, read_context(), venv, fork_dir, without_fork=without_fork)
+    section = choose_section(wanted, with_fork=fork_folder is not None)
+    options = {"--model": model, "--gpu": gpu, "--host": host, "--port": port and str(port)}
+    places = {"--fork-dir": fork_folder, "--venv": folder if fork_folder is None else None, "--key-file": key_file}
+    manager = Manager.SYSTEM if system else Manager.USER
+    plan = UnitPlan(
+        name=wanted.name,
+        recipe=_name_on_command_line(wanted, recipe),
+        command=_own_command(),
+        manager=manager,
+        user=user or (_own_name() if system else None),
+        folder=folder if fork_folder is None else fork_folder,
+        port=port or section.port,
+        serve_options=(
+            *(word for name, value in options.items() if value for word in (name, _whole_model(name, value))),
+            *(word for name, value in places.items() if value for word in (name, str(value.expanduser().absolute()))),
+            *(("--without-fork",) if without_fork else ()),
+            "--generate-key",
+        ),
+        extra=tuple(extra or ()),
+        environment=tuple((name, os.environ[name]) for name in _PASSED_ON if name in os.environ),
+        booster_port=booster_port,
+        drift_source="nightly" if isinstance(wanted.build, CommitBuild) else "pypi",
+    )
+    rendered = render_units(plan)
+    searched = unit_folder(manager, config_home=_config_home())
+    target = output.expanduser().absolute() if output else searched
+    if write or output:
+        _write_units(rendered, target)
+    commands = install_commands(rendered, plan, target, searched=searched)
+    if as_json:
+        texts = [{"name": unit.name, "text": unit.text} for unit in rendered]
+        render.print_json("units", {"recipe": wanted.name, "folder": str(target), "units": texts, "next": commands})
+        return 0
+    if not (write or output):
+        render.print_text("\n".join(f"# {target / unit.name}\n{unit.text}" for unit in rendered))
+        render.print_note(f"hint: provision units {recipe} --write")
+        return 0
+    render.print_text("\n".join(str(target / unit.name) for unit in rendered))
+    for command in commands:
+        render.print_note(f"next: {command}")
+    return 0
+
+
+def _write_units(rendered: "tuple[Unit, ...]", folder: Path) -> None:
+    from provisioner.errors import EnvironmentConflictError
+    from provisioner.files import write_whole
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for unit in rendered:
+            write_whole(folder / unit.name, unit.text.encode())
+    except OSError as error:
+        raise EnvironmentConflictError(
+            "the units cannot be written", where=str(folder), found=error.strerror, hints=("--output DIR", "sudo")
+        ) from error
+
+
+def _own_command() -> tuple[str, ...]:
+    """The words that run this tool again: its script if it was started by one, else the module."""
+    script = Path(sys.argv[0]).absolute()
+    if script.name == "provision" and script.is_file():
+        return (str(script),)
+    return (sys.executable, "-m", "provisioner")
+
+
+def _name_on_command_line(recipe: "Recipe", given: str) -> str:
+    return given if given == recipe.name else str(Path(given).absolute())
+
+
+def _whole_model(name: str, value: str) -> str:
+    # A unit runs in another folder than this command.
+    path = Path(value).expanduser()
+    return str(path.absolute()) if name == "--model" and path.is_dir() else value
+
+
+def _own_name() -> str:
+    import getpass
+
+    return getpass.getuser()
+
+
+def _config_home() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")

@@ -1,0 +1,84 @@
+"""``provision doctor``: text, JSON, exit codes."""
+
+import json
+
+import pytest
+
+from provisioner.cli.main import main
+from tests.serving.environments import PATCHED, make_environment
+
+CHECK_KEYS = {"id", "title", "outcome", "looked_at", "findings"}
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    make_environment(tmp_path / "venv")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    return tmp_path / "venv"
+
+
+def test_an_environment_that_is_well_but_was_never_verified(environment, capsys):
+    assert main(["doctor", "hynix-stable", "--venv", str(environment), "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)
+    assert values["schema"] == "provision/doctor/1"
+    assert values["healthy"] is False
+    assert all(set(check) == CHECK_KEYS for check in values["checks"])
+    found = [
+        finding["id"] for check in values["checks"] for finding in check["findings"] if check["id"] == "environment"
+    ]
+    assert found == ["not-verified"]
+
+
+def test_an_environment_without_a_recipe_can_be_healthy(environment, capsys):
+    assert main(["doctor", "--venv", str(environment)]) == 0
+    text = capsys.readouterr().out
+    assert "passed   environment of" in text
+    assert text.splitlines()[-1].startswith("healthy in ")
+
+
+def test_a_changed_file_is_found_with_its_evidence(environment, capsys):
+    (next(environment.glob("lib/python*/site-packages")) / PATCHED).write_text("other\n")
+    assert main(["doctor", "--venv", str(environment)]) == 1
+    text = capsys.readouterr().out
+    assert "error[files-changed]: patched files are not as the receipt says" in text
+    assert f"found: {PATCHED}: expected" in text
+    assert "next:  provision status RECIPE --venv" in text
+
+
+def test_a_log_is_diagnosed_on_a_machine_without_anything(environment, tmp_path, capsys):
+    log = tmp_path / "server.log"
+    log.write_text("OSError: [Errno 98] Address already in use\n")
+    assert main(["doctor", "--log", str(log)]) == 1
+    assert "error[port]: the port was taken" in capsys.readouterr().out
+
+
+def test_the_probe_without_a_card_is_not_a_pass(environment, capsys):
+    pytest.importorskip("pynvml")
+    from provisioner.errors import CardError
+    from provisioner.gpu.devices import read_inventory
+
+    try:
+        read_inventory()
+    except CardError:
+        assert main(["doctor", "--gpu"]) == 8
+        assert "error[card-missing]" in capsys.readouterr().out
+    else:
+        pytest.skip("this machine has a card")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["doctor", "--log", "/nonexistent"], "no such log"),
+        (["doctor", "--log", "/dev/null", "--journal"], "two sources"),
+        (["doctor", "--journal"], "the unit of one recipe"),
+        (["doctor", "hynx"], "no recipe is called"),
+    ],
+)
+def test_options_that_cannot_be_meant(environment, words, what, capsys):
+    assert main(words) == 2
+    assert what in capsys.readouterr().err
