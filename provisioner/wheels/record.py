@@ -2,12 +2,14 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from provisioner.digests import Digest, digest_from_record
 from provisioner.errors import InvalidInputError
+
+_HASH = re.compile(r"(sha256=[A-Za-z0-9_-]{43})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +48,53 @@ def parse_record(text: str, *, where: str = "RECORD") -> Record:
     Raises InvalidInputError, with the row number, for a row without three fields, an unreadable hash or size, or a path
     that stands twice with different digests.
     """
-    entries: dict[str, RecordEntry] = {}
+    fields: dict[str, tuple[str, str]] = {}
     for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
         if not row:
             continue
-        entry = _parse_row(row, where=f"{where}, row {number}")
-        known = entries.setdefault(entry.path, entry)
-        if known != entry:
+        if len(row) != 3:
             raise InvalidInputError(
-                f"{entry.path} stands twice with different contents", where=f"{where}, row {number}"
+                "a row must have a path, a hash and a size", where=f"{where}, row {number}", found=f"{len(row)} fields"
             )
-    return Record(entries=MappingProxyType(entries))
+        path, *rest = row
+        hash_field, size_field = rest
+        if not (_HASH.fullmatch(hash_field) and (size_field.isdecimal() or not size_field)):
+            _refuse_row(hash_field, size_field, where=f"{where}, row {number}")
+        if fields.setdefault(path, (hash_field, size_field)) != (hash_field, size_field):
+            raise InvalidInputError(f"{path} stands twice with different contents", where=f"{where}, row {number}")
+    return Record(entries=_Entries(fields))
 
 
-def _parse_row(row: list[str], *, where: str) -> RecordEntry:
-    if len(row) != 3:
-        raise InvalidInputError("a row must have a path, a hash and a size", where=where, found=f"{len(row)} fields")
-    path, hash_field, size_field = row
+class _Entries(Mapping[str, RecordEntry]):
+    """Rows of checked form whose digests are decoded when asked for: most readers want a few of thousands."""
+
+    def __init__(self, fields: Mapping[str, tuple[str, str]]) -> None:
+        self._fields = fields
+
+    def __getitem__(self, path: str) -> RecordEntry:
+        hash_field, size_field = self._fields[path]
+        return RecordEntry(
+            path=path,
+            digest=digest_from_record(hash_field) if hash_field else None,
+            size=int(size_field) if size_field else None,
+        )
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+def _refuse_row(hash_field: str, size_field: str, *, where: str) -> None:
+    """Say what is wrong with a row, if anything is: the quick check is stricter than the format."""
     try:
-        digest = digest_from_record(hash_field) if hash_field else None
-        size = int(size_field) if size_field else None
+        if hash_field:
+            digest_from_record(hash_field)
+        if size_field:
+            int(size_field)
     except ValueError as error:
         raise InvalidInputError(str(error), where=where) from error
-    return RecordEntry(path=path, digest=digest, size=size)
