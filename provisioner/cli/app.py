@@ -32,6 +32,7 @@ ENTRIES = (
     Entry(name="serve", module="serve", function="serve", panel="Serving"),
     Entry(name="doctor", module="doctor", function="doctor", panel="Serving"),
     Entry(name="units", module="units", function="units", panel="Serving"),
+    Entry(name="booster", module="booster", function="booster", panel="Serving"),
     Entry(name="probe", module="probe", function="build_group", panel="Serving", group=True),
     Entry(name="recipes", module="recipes", function="recipes", panel="Catalogue"),
     Entry(name="cache", module="cache", function="cache", panel="Catalogue"),

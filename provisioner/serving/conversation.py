@@ -60,6 +60,7 @@ class Skip(StrEnum):
     TOO_SHORT = "too-short"
     SEVERAL_CHOICES = "several-choices"
     CONTINUED_MESSAGE = "continued-message"
+    TOO_LARGE = "too-large"
     UNREADABLE = "unreadable"
 
 
@@ -147,7 +148,7 @@ class ReplyReader:
 def _parse(body: bytes) -> object:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -190,7 +191,7 @@ def _finish_message(message: JsonObject) -> JsonObject:
     kept = {name: value for name, value in message.items() if value is not None and value != []}
     kept["role"] = message.get("role") or "assistant"
     kept.setdefault("content", None)
-    if "tool_calls" in kept:
+    if isinstance(kept.get("tool_calls"), list):
         kept["tool_calls"] = [
             {name: value for name, value in call.items() if name != "index"} if isinstance(call, dict) else call
             for call in kept["tool_calls"]
@@ -234,7 +235,7 @@ def make_primer(request_body: bytes, reply: Reply, *, threshold: int) -> JsonObj
         case _:
             return Skip.UNREADABLE
     assert isinstance(request, dict)
-    if request.get("n") not in {None, 1}:
+    if request.get("n") not in (None, 1):
         return Skip.SEVERAL_CHOICES
     if request.get("continue_final_message") or request.get("echo"):
         return Skip.CONTINUED_MESSAGE

@@ -44,6 +44,9 @@ class Behaviour:
     stops_after: int | None = None
     cut_after: int | None = None
     fails_after: int | None = None
+    # Seconds between a stream's last event and the end of its connection's answer.
+    lingers: float = 0.0
+    refuses_primers: bool = False
     status: int = 200
 
 
@@ -73,8 +76,11 @@ class FakeServer:
     url: str = ""
     received: list[Received] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
-    # Set to make every chat request wait before its first token, until it is set again.
+    # An event to make chat requests wait until it is set: before anything is sent, or after a stream's first event.
     gate: asyncio.Event | None = None
+    gate_streams: bool = False
+    gate_primers_only: bool = False
+    held: int = 0
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
     _seen: Counter[int] = field(default_factory=Counter)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -93,7 +99,7 @@ class FakeServer:
             self.arrived.notify_all()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = await request.read()
+        body = b"".join([chunk async for chunk in request.content.iter_any()])
         received = Received(
             method=request.method, raw_path=request.raw_path, headers=tuple(request.raw_headers), body=body
         )
@@ -151,7 +157,12 @@ class FakeServer:
         if limit is not None and len(received.body) > limit * CHARACTERS_PER_TOKEN + 500:
             return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
         prompt_tokens = await self._prefill(body, received)
-        if self.gate is not None:
+        primer = received.header("X-Booster") == "off"
+        if primer and self.behaviour.refuses_primers:
+            return web.json_response({"error": {"message": "roles must alternate", "code": 400}}, status=400)
+        if self.gate is not None and not self.gate_streams and (primer or not self.gate_primers_only):
+            self.held += 1
+            await self._tell()
             await self.gate.wait()
         tokens = min(body.get("max_tokens") or 16, self.behaviour.stops_after or 10**9)
         if body.get("stream"):
@@ -194,6 +205,8 @@ class FakeServer:
         await response.prepare(request)
         number = next(self._numbers)
         await self._send(response, number, {"role": "assistant", "content": ""})
+        if self.gate is not None and self.gate_streams:
+            await self.gate.wait()
         sent = 0
         for index, (size, delta) in enumerate(self._deltas(tokens)):
             if index:
@@ -213,6 +226,7 @@ class FakeServer:
         if (body.get("stream_options") or {}).get("include_usage") and self.behaviour.sends_usage:
             await self._send_chunk(response, {"choices": [], "usage": _usage(prompt_tokens, tokens)}, number)
         await response.write(b"data: [DONE]\n\n")
+        await asyncio.sleep(self.behaviour.lingers)
         return response
 
     def _count_draft(self, size: int) -> None:

@@ -6,7 +6,7 @@ not during it. Every probe hands on its points also where it ends early, from th
 
 import asyncio
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
@@ -31,7 +31,9 @@ from provisioner.serving.prometheus import ServerCounters
 SIGHTINGS: Final = 3
 RESENDS: Final = (0, 1, 2)
 REPLY_TOKENS: Final = 128
-_BOOST_POLL_SECONDS: Final = 0.05
+# A boost takes from a moment to minutes; the questions about it must not be traffic of their own.
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,24 +359,24 @@ async def _read_boosts(via: ServerClient) -> _Boosts:
 
 async def _was_boosted(via: ServerClient, before: _Boosts) -> bool:
     """Wait until the turn that just ended has been boosted, or passed over."""
-    try:
-        async with asyncio.timeout(via.endpoint.answer_seconds):
-            while (now := await _read_boosts(via)).busy or now.settled == before.settled:
-                await asyncio.sleep(_BOOST_POLL_SECONDS)
-            return now.completed > before.completed
-    except TimeoutError as error:
-        raise _never_done(via) from error
+    now = await _await_boosts(via, lambda boosts: not boosts.busy and boosts.settled > before.settled)
+    return now.completed > before.completed
 
 
 async def _await_idle(via: ServerClient) -> None:
     """Let a boost that follows the second turn end: it would slow down what is measured next."""
+    await _await_boosts(via, lambda boosts: not boosts.busy)
+
+
+async def _await_boosts(via: ServerClient, reached: Callable[[_Boosts], bool]) -> _Boosts:
+    pause = _FIRST_PAUSE_SECONDS
     try:
         async with asyncio.timeout(via.endpoint.answer_seconds):
-            while (await _read_boosts(via)).busy:
-                await asyncio.sleep(_BOOST_POLL_SECONDS)
+            while not reached(now := await _read_boosts(via)):
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            return now
     except TimeoutError as error:
-        raise _never_done(via) from error
-
-
-def _never_done(via: ServerClient) -> NetworkError:
-    return NetworkError(f"the booster did not finish in {via.endpoint.answer_seconds:g} s", where=via.endpoint.base)
+        raise NetworkError(
+            f"the booster did not finish in {via.endpoint.answer_seconds:g} s", where=via.endpoint.base
+        ) from error
