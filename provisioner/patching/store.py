@@ -168,17 +168,17 @@ def _is_patch_folder(place: Path) -> bool:
 def _take_id(table: Table, folder: Path) -> str:
     patch_id = table.take("id", str)
     if not _ID.fullmatch(patch_id):
-        raise table.fail("an id is lower-case letters and digits with single hyphens or dots", "id", found=patch_id)
+        raise table.fail("an id is lower-case letters and digits, single hyphens or dots between", "id", found=patch_id)
     if patch_id != folder.name:
         raise table.fail("the id is not the name of the folder", "id", expected=folder.name, found=patch_id)
     return patch_id
 
 
 def _parse_variant(table: Table) -> PatchVariant:
-    files = tuple(_parse_file(entry) for entry in table.take_tables("file"))
+    files = tuple(_parse_file(entry) for entry in table.take_tables("files"))
     paths = [manifest.path for manifest, _ in files]
     for repeated in sorted({path for path in paths if paths.count(path) > 1}):
-        raise table.fail(f"{repeated} stands twice", "file")
+        raise table.fail(f"{repeated} stands twice", "files")
     variant = PatchVariant(
         file=_take_file_name(table),
         versions=_take_versions(table),
@@ -190,7 +190,7 @@ def _parse_variant(table: Table) -> PatchVariant:
     )
     table.close()
     if not files:
-        raise table.fail("a variant says what its text holds", "file", expected="at least one [[variant.file]]")
+        raise table.fail("a variant says what its text holds", "files", expected="at least one [[variant.files]]")
     return variant
 
 
