@@ -29,12 +29,17 @@ class Entry:
 
 
 ENTRIES = (
+    Entry(name="up", module="up", function="up", panel="Environment"),
+    Entry(name="status", module="status", function="status", panel="Environment"),
+    Entry(name="revert", module="revert", function="revert", panel="Environment"),
+    Entry(name="lock", module="lock", function="lock", panel="Environment"),
     Entry(name="serve", module="serve", function="serve", panel="Serving"),
     Entry(name="doctor", module="doctor", function="doctor", panel="Serving"),
     Entry(name="units", module="units", function="units", panel="Serving"),
     Entry(name="booster", module="booster", function="booster", panel="Serving"),
     Entry(name="probe", module="probe", function="build_group", panel="Serving", group=True),
     Entry(name="recipes", module="recipes", function="recipes", panel="Catalogue"),
+    Entry(name="patches", module="patches", function="patches", panel="Catalogue"),
     Entry(name="cache", module="cache", function="cache", panel="Catalogue"),
 )
 
@@ -60,6 +65,9 @@ def build_command(argv: Sequence[str] = ()) -> Any:
     )
     app.callback()(_take_version)
     wanted = argv[0] if argv and argv[0] in _names() else None
+    for name in _recipe_names():
+        if wanted in (None, name):
+            _add_recipe(app, name)
     for entry in ENTRIES:
         if wanted in (None, entry.name):
             _add_entry(app, entry)
@@ -81,7 +89,19 @@ def _take_version(
 
 
 def _names() -> frozenset[str]:
-    return frozenset(entry.name for entry in ENTRIES)
+    return frozenset({*(entry.name for entry in ENTRIES), *_recipe_names()})
+
+
+def _recipe_names() -> tuple[str, ...]:
+    from provisioner.resources import recipe_names
+
+    return recipe_names()
+
+
+def _add_recipe(app: typer.Typer, name: str) -> None:
+    from provisioner.cli import up
+
+    app.command(name, help=up.recipe_help(name), rich_help_panel="Recipes")(exiting(up.command_for(name)))
 
 
 def _add_entry(app: typer.Typer, entry: Entry) -> None:

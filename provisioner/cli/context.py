@@ -13,7 +13,7 @@ from provisioner.recipe import Recipe
 if TYPE_CHECKING:
     from provisioner.environment.lock import Lock
     from provisioner.environment.uv import Uv
-    from provisioner.patching.gather import PristineSource
+    from provisioner.wheels.lazy import Wheel
     from provisioner.wheels.settings import IndexSettings
 
 
@@ -54,10 +54,10 @@ class Context:
             )
         return read_lock(files)
 
-    def locked_wheel(self, lock: "Lock") -> "Callable[[], PristineSource]":
+    def locked_wheel(self, lock: "Lock") -> "Callable[[], Wheel]":
         """Opens the locked wheel where it lies; nothing is asked before it is called."""
 
-        def open_it() -> "PristineSource":
+        def open_it() -> "Wheel":
             from provisioner.provisioning.wheel import open_locked_wheel
 
             return open_locked_wheel(lock, self.settings())

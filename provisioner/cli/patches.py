@@ -1,0 +1,66 @@
+"""``provision patches``."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.patching.store import StoredPatch
+
+
+def patches(
+    patch_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Tell about this patch alone.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> int:
+    """List the patches that travel with the tool: what each mends, for which versions, and who requires it.
+
+    Example: [bold]provision patches sm80-cpu-repack[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.cli.catalogue import all_recipes
+    from provisioner.patching.store import open_stored_patch, read_store
+    from provisioner.resources import patches_folder
+
+    folder = patches_folder()
+    found = (open_stored_patch(folder, patch_id),) if patch_id else read_store(folder)
+    uses = {(use.id, recipe.name): use for recipe in all_recipes() for use in recipe.patches}
+    rows = [_describe(patch, uses) for patch in found]
+    if as_json:
+        render.print_json("patches", {"patches": rows})
+    else:
+        render.print_text("\n\n".join(_paragraph(row) for row in rows))
+    return 0
+
+
+def _describe(patch: "StoredPatch", uses: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    return {
+        "id": patch.id,
+        "title": patch.title,
+        "upstream": patch.upstream,
+        "fixes": patch.fixes,
+        "cause": patch.cause,
+        "check": patch.check,
+        "distribution": patch.distribution,
+        "variants": [
+            {"file": variant.file, "versions": str(variant.versions), "cut_against": str(variant.cut_against)}
+            for variant in patch.variants
+        ],
+        "recipes": [
+            {"recipe": recipe, "policy": str(use.policy), "why": use.why}
+            for (patch_id, recipe), use in uses.items()
+            if patch_id == patch.id
+        ],
+    }
+
+
+def _paragraph(row: dict[str, Any]) -> str:
+    import textwrap
+
+    versions = ", ".join(f"{variant['versions']} ({variant['file']})" for variant in row["variants"])
+    lines = [f"{row['id']}: {row['title']}", f"  versions  {versions}"]
+    lines += [f"  upstream  {row['upstream']}"] if row["upstream"] else []
+    lines += [f"  {use['recipe']}: {use['policy']} - {use['why']}" for use in row["recipes"]]
+    for key in ("fixes", "cause"):
+        if row[key]:
+            lines += textwrap.wrap(" ".join(row[key].split()), 100, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines)

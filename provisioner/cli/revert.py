@@ -1,0 +1,37 @@
+"""``provision revert``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def revert(
+    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
+    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> int:
+    """Restore every patched file to its bytes as shipped and remove what the patches added.
+
+    Example: [bold]provision revert hynix-stable[/bold]
+    """
+    from dataclasses import asdict
+
+    from provisioner.cli import render
+    from provisioner.cli.catalogue import open_recipe
+    from provisioner.cli.context import read_context
+    from provisioner.environment.site import find_site
+    from provisioner.provisioning.revert import revert as restore
+    from provisioner.provisioning.store import open_series
+
+    wanted = open_recipe(recipe)
+    folder = read_context().venv(wanted, venv)
+    series = open_series(wanted, find_site(folder, wanted.distribution).version)
+    done = restore(wanted.distribution, series, folder)
+    if as_json:
+        render.print_json("revert", {"venv": str(done.venv), "files": [asdict(item) for item in done.files]})
+    elif done.files:
+        render.print_text(f"{len(done.files)} files are as shipped again; RECORD verifies")
+    else:
+        render.print_text("nothing to do: every file is as shipped")
+    return 0

@@ -1,0 +1,82 @@
+"""``provision status``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.provisioning.status import Status
+
+
+def status(
+    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
+    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> int:
+    """Say what an environment is and whether its files are still what the receipt says; exit 1 if not.
+
+    Example: [bold]provision status hynix-stable --json[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.provisioning.status import read_status
+
+    found = [read_status(*target) for target in _targets(recipe, venv)]
+    if as_json:
+        payload = [_describe(item) for item in found]
+        render.print_json("status", payload[0] if recipe or venv else {"environments": payload})
+    else:
+        for item in found:
+            render.print_text("\n".join(_lines(item)))
+    if not found:
+        render.print_note("no environment yet\nhint: provision recipes")
+    return 0 if all(item.proven for item in found) else 1
+
+
+def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
+    from provisioner.cli.catalogue import open_recipe
+    from provisioner.cli.context import read_context
+    from provisioner.errors import UsageError
+    from provisioner.provisioning.state import read_owner, state_of
+    from provisioner.resources import recipe_names
+
+    context = read_context()
+    if recipe is not None:
+        wanted = open_recipe(recipe)
+        return [(wanted, context.venv(wanted, venv))]
+    if venv is None:
+        known = [open_recipe(name) for name in recipe_names()]
+        return [(item, context.venv(item, None)) for item in known if context.venv(item, None).exists()]
+    folder = venv.expanduser().absolute()
+    owner = read_owner(state_of(folder))
+    if owner is None:
+        raise UsageError(
+            "this environment was not made by provision; name the recipe to judge it by",
+            where=str(folder),
+            hints=(f"provision status RECIPE --venv {folder}",),
+        )
+    return [(open_recipe(owner.recipe), folder)]
+
+
+def _describe(status: "Status") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(status) | {"venv": str(status.venv), "proven": status.proven}
+
+
+def _lines(status: "Status") -> list[str]:
+    mark = "proven" if status.proven else "NOT as the recipe says"
+    lines = [
+        f"{status.recipe}: {mark}",
+        f"  environment  {status.venv}" + ("  (bare)" if status.bare else ""),
+        f"  build        {status.distribution} {status.version} (commit {status.commit})",
+        f"  python       {status.python}   torch {status.torch or 'none'} (CUDA {status.torch_cuda or 'none'})",
+        f"  verified     {status.verification or 'not on a card'}",
+    ]
+    for patch in status.patches:
+        lines.append(
+            f"  patch        {patch.id}: {patch.verdict} ({patch.policy})" + (f" - {patch.why}" if patch.why else "")
+        )
+    lines += [f"  problem      {problem}" for problem in status.problems]
+    lines += [f"hint: {hint}" for hint in status.hints]
+    return lines

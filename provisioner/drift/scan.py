@@ -1,0 +1,166 @@
+"""Judge series over many wheels, reading only what is needed: the head of each wheel, and each distinct file once."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from provisioner.digests import Digest
+from provisioner.drift.explain import explain_patch
+from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, drift_key, response_to
+from provisioner.errors import ProvisionError
+from provisioner.patching.gather import shipped_facts
+from provisioner.patching.model import FileFacts, PatchVerdict
+from provisioner.patching.series import judge_series, touched_paths
+from provisioner.progress import Reporter
+from provisioner.provisioning.series import RecipeSeries
+from provisioner.recipe import DriftResponse
+from provisioner.wheels.lazy import Wheel
+from provisioner.wheels.names import Candidate
+from provisioner.wheels.record import Record
+from provisioner.wheels.settings import IndexSettings
+from provisioner.wheels.source import open_wheel
+from provisioner.wheels.transport import Transport
+
+WORKERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One series that is judged: a recipe's, or patches from elsewhere under a name of their own."""
+
+    name: str
+    series_for: Callable[[Version], RecipeSeries]
+    responses: Mapping[str, DriftResponse]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """One wheel, its RECORD and what each subject asks of it."""
+
+    build: Build
+    wheel: Wheel
+    record: Record
+    series: Mapping[str, RecipeSeries]
+
+
+def scan(
+    subjects: Sequence[Subject],
+    candidates: Sequence[Candidate],
+    settings: IndexSettings,
+    *,
+    against: Sequence[str],
+    reporter: Reporter,
+) -> DriftReport:
+    """Judge every subject on every candidate. A wheel that cannot be read becomes a column that says why.
+
+    Files with the same digests as in a wheel already judged are neither read nor judged again.
+    """
+    start = time.monotonic()
+    with Transport(settings) as transport, ThreadPoolExecutor(max_workers=WORKERS) as pool:
+        opened = list(pool.map(lambda item: _open(item, subjects, settings, transport), candidates))
+        reporter.amount(0, len(opened), "wheels")
+        groups = _group(opened)
+        judged = dict(zip(groups, pool.map(lambda reads: _judge(subjects, reads[0]), groups.values()), strict=True))
+        traffic = transport.traffic
+    columns = tuple(_column(item, judged) for item in opened)
+    reused = sum(len(reads) - 1 for reads in groups.values())
+    cost = Cost(requests=traffic.requests, received=traffic.received, seconds=time.monotonic() - start, reused=reused)
+    return DriftReport(against=tuple(against), columns=columns, cost=cost)
+
+
+def build_of(candidate: Candidate) -> Build:
+    """The build that a candidate is a wheel of."""
+    label = str(candidate.version)
+    if candidate.commit is not None and f"g{candidate.commit[:7]}" not in label:
+        label += f" ({candidate.commit[:9]})"
+    return Build(
+        label=label,
+        version=candidate.version,
+        filename=candidate.filename,
+        commit=candidate.commit,
+        variant=candidate.variant,
+        uploaded=candidate.upload_time,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unread:
+    build: Build
+    failure: str
+
+
+_Key = tuple[object, ...]
+
+
+def _open(
+    candidate: Candidate, subjects: Sequence[Subject], settings: IndexSettings, transport: Transport
+) -> _Read | _Unread:
+    build = build_of(candidate)
+    try:
+        wheel = open_wheel(candidate, settings, transport=transport)
+        record = wheel.record()
+    except ProvisionError as error:
+        return _Unread(build=build, failure=str(error))
+    series = {subject.name: subject.series_for(build.version) for subject in subjects}
+    return _Read(build=build, wheel=wheel, record=record, series=series)
+
+
+def _group(opened: Iterable[_Read | _Unread]) -> dict[_Key, list[_Read]]:
+    """Wheels that give the same answer, because patches and all touched files are the same; the first is read."""
+    groups: dict[_Key, list[_Read]] = {}
+    for item in opened:
+        if isinstance(item, _Read):
+            groups.setdefault(_key_of(item), []).append(item)
+    return groups
+
+
+def _key_of(read: _Read) -> _Key:
+    texts: list[tuple[str, tuple[Digest, ...]]] = []
+    paths: set[str] = set()
+    for name, series in read.series.items():
+        patches = (*series.patches, *series.unwanted)
+        texts.append((name, tuple(item.patch.digest for item in patches)))
+        paths.update(touched_paths(patches))
+    return tuple(texts), tuple((path, read.record.digest(path)) for path in sorted(paths))
+
+
+def _judge(subjects: Sequence[Subject], read: _Read) -> tuple[Cell, ...] | ProvisionError:
+    paths = {path for series in read.series.values() for path in _paths_of(series)}
+    try:
+        facts = shipped_facts(read.record, sorted(paths), read.wheel)
+    except ProvisionError as error:
+        return error
+    return tuple(cell for subject in subjects for cell in _judge_subject(subject, read, facts))
+
+
+def _judge_subject(subject: Subject, read: _Read, facts: Mapping[str, FileFacts]) -> Iterable[Cell]:
+    series = read.series[subject.name]
+    verdicts: list[PatchVerdict] = list(judge_series(series.patches, facts).patches)
+    for patch in series.unwanted:
+        verdicts += judge_series((patch,), facts).patches
+    for verdict in verdicts:
+        policy = series.policies[verdict.id]
+        yield Cell(
+            recipe=subject.name,
+            policy=policy,
+            verdict=verdict,
+            response=response_to(verdict.verdict, policy, subject.responses),
+            account=explain_patch(verdict, facts, read.record),
+            key=drift_key(subject.name, verdict),
+        )
+
+
+def _column(item: _Read | _Unread, judged: Mapping[_Key, tuple[Cell, ...] | ProvisionError]) -> Column:
+    if isinstance(item, _Unread):
+        return Column(build=item.build, cells=(), failure=item.failure)
+    cells = judged[_key_of(item)]
+    if isinstance(cells, ProvisionError):
+        return Column(build=item.build, cells=(), failure=str(cells))
+    return Column(build=item.build, cells=cells)
+
+
+def _paths_of(series: RecipeSeries) -> tuple[str, ...]:
+    return touched_paths((*series.patches, *series.unwanted))

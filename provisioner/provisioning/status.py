@@ -1,0 +1,172 @@
+"""What an environment is now: the receipt, and the files as they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioner.digests import Digest, digest_of
+from provisioner.environment.site import Site
+from provisioner.patching.gather import gather_facts
+from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, Verdict
+from provisioner.patching.series import judge_series, touched_paths
+from provisioner.patching.transaction import is_interrupted
+from provisioner.provisioning.checks import commits_agree, read_build, read_torch
+from provisioner.provisioning.inspect import Absent, Installed, Unfinished, inspect_environment
+from provisioner.provisioning.series import pristine_only
+from provisioner.provisioning.state import objects_of, read_receipt
+from provisioner.provisioning.store import open_series
+from provisioner.receipt import Receipt
+from provisioner.recipe import PatchPolicy, Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStatus:
+    """A file of a patch: digest as shipped, as the series wants it, and as it is (None: no such file)."""
+
+    path: str
+    pristine: Digest | None
+    before: Digest | None
+    after: Digest | None
+    now: Digest | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchStatus:
+    """A patch of the recipe and what the files say of it."""
+
+    id: str
+    policy: str
+    verdict: str
+    why: str
+    files: tuple[FileStatus, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The whole answer; ``proven`` only where nothing contradicts the recipe."""
+
+    recipe: str
+    venv: Path
+    state: str
+    distribution: str
+    version: str | None = None
+    commit: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    torch_cuda: str | None = None
+    bare: bool = False
+    verification: str | None = None
+    patches: tuple[PatchStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        """Whether the environment is as its recipe says."""
+        return self.state == "installed" and not self.problems
+
+
+def read_status(recipe: Recipe, venv: Path) -> Status:
+    """Read the status of the recipe's environment; only the files of the series and RECORD are read.
+
+    Raises EnvironmentConflictError as inspection does.
+    """
+    found = inspect_environment(venv, recipe.distribution)
+    match found:
+        case Absent():
+            return _missing(recipe, venv, "absent", "there is no environment yet")
+        case Unfinished():
+            return _missing(recipe, venv, "unfinished", "an interrupted first run")
+        case Installed(site=site):
+            return _installed(recipe, venv, site)
+
+
+def _missing(recipe: Recipe, venv: Path, state: str, problem: str) -> Status:
+    return Status(
+        recipe=recipe.name,
+        venv=venv,
+        state=state,
+        distribution=recipe.distribution,
+        problems=(problem,),
+        hints=(f"provision up {recipe.name} --venv {venv}",),
+    )
+
+
+def _installed(recipe: Recipe, venv: Path, site: Site) -> Status:
+    receipt, build, torch = read_receipt(site.state_dir), read_build(site), read_torch(site.site_packages)
+    patches = _judge(recipe, site)
+    problems = (*_receipt_problems(receipt, build.commit, site), *_patch_problems(patches))
+    return Status(
+        recipe=recipe.name,
+        venv=venv,
+        state="installed",
+        distribution=site.distribution,
+        version=str(site.version),
+        commit=build.commit,
+        python=site.python,
+        torch=torch.version if torch else None,
+        torch_cuda=torch.cuda if torch else None,
+        bare=receipt.bare if receipt else False,
+        verification=str(receipt.verification.get("verdict")) if receipt and receipt.verification else None,
+        patches=patches,
+        problems=problems,
+        hints=(f"provision up {recipe.name} --venv {venv}",) if problems else (),
+    )
+
+
+def _receipt_problems(receipt: Receipt | None, commit: str | None, site: Site) -> tuple[str, ...]:
+    problems = []
+    if is_interrupted(site.state_dir):
+        problems.append("an interrupted change of files waits for recovery")
+    if receipt is None:
+        problems.append("there is no receipt: the environment was never proven")
+    elif receipt.build.commit is not None and not commits_agree(commit, receipt.build.commit):
+        problems.append(f"the build is of commit {commit}, the receipt's is of {receipt.build.commit}")
+    return tuple(problems)
+
+
+def _patch_problems(patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
+    settled = {Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES}
+    return tuple(
+        f"{patch.id} is {patch.policy} and its verdict is {patch.verdict}"
+        for patch in patches
+        if patch.policy == PatchPolicy.REQUIRED and patch.verdict not in settled
+    )
+
+
+def _judge(recipe: Recipe, site: Site) -> tuple[PatchStatus, ...]:
+    series = open_series(recipe, site.version)
+    facts = gather_facts(site, touched_paths((*series.patches, *series.unwanted)), objects=objects_of(site.state_dir))
+    now = {path: digest_of(fact.content) if fact.content is not None else None for path, fact in facts.items()}
+    recorded = {path: fact.recorded for path, fact in facts.items()}
+    verdicts = list(judge_series(series.patches, facts).patches)
+    verdicts += [verdict for patch in series.unwanted for verdict in _judge_alone(patch, facts)]
+    return tuple(
+        PatchStatus(
+            id=verdict.id,
+            policy=str(series.policies[verdict.id]),
+            verdict=str(verdict.verdict),
+            why=verdict.why,
+            files=_files_of(verdict, recorded, now),
+        )
+        for verdict in verdicts
+    )
+
+
+def _judge_alone(patch: SeriesPatch, facts: Mapping[str, FileFacts]) -> tuple[PatchVerdict, ...]:
+    return judge_series((patch,), pristine_only(facts)).patches
+
+
+def _files_of(
+    verdict: PatchVerdict, recorded: dict[str, Digest | None], now: dict[str, Digest | None]
+) -> tuple[FileStatus, ...]:
+    return tuple(
+        FileStatus(
+            path=file.path,
+            pristine=recorded.get(file.path),
+            before=file.before,
+            after=file.after,
+            now=now.get(file.path),
+        )
+        for file in verdict.files
+    )

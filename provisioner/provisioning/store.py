@@ -1,0 +1,48 @@
+"""A recipe's series from the patch store, for one version of the distribution."""
+
+from collections.abc import Iterable
+
+from packaging.version import Version
+
+from provisioner.patching.model import SeriesPatch
+from provisioner.patching.series import touched_paths
+from provisioner.patching.store import PatchVariant, StoredPatch, load_series_patch, open_stored_patch
+from provisioner.provisioning.series import RecipeSeries
+from provisioner.recipe import PatchPolicy, Recipe
+from provisioner.resources import patches_folder
+
+
+def open_series(recipe: Recipe, version: Version) -> RecipeSeries:
+    """The recipe's patches, each in the variant for ``version``.
+
+    Raises UsageError for an unknown patch; InvalidPatchError for a store that is not what it must be.
+    """
+    wanted: list[SeriesPatch] = []
+    unwanted: list[SeriesPatch] = []
+    for use in recipe.patches:
+        patch = _load(use.id, version)
+        (unwanted if use.policy is PatchPolicy.NOT_NEEDED else wanted).append(patch)
+    policies = {use.id: use.policy for use in recipe.patches}
+    return RecipeSeries(patches=tuple(wanted), policies=policies, unwanted=tuple(unwanted))
+
+
+def touched_by(recipe: Recipe, version: Version) -> Iterable[str]:
+    """The paths that the recipe's series touches in ``version``."""
+    return touched_paths(open_series(recipe, version).patches)
+
+
+def nearest_variant(patch: StoredPatch, version: Version) -> PatchVariant:
+    """The variant whose range holds ``version``; else the one cut nearest to it, for its contents to be judged."""
+    covering = patch.variant_for(version)
+    if covering is not None:
+        return covering
+    return min(patch.variants, key=lambda variant: _distance(variant.cut_against, version))
+
+
+def _distance(one: Version, other: Version) -> tuple[int, ...]:
+    return tuple(abs(a - b) for a, b in zip((*one.release, 0, 0), (*other.release, 0, 0), strict=False))
+
+
+def _load(patch_id: str, version: Version) -> SeriesPatch:
+    stored = open_stored_patch(patches_folder(), patch_id)
+    return load_series_patch(stored, nearest_variant(stored, version))

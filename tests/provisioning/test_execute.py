@@ -1,0 +1,277 @@
+"""The main job end to end over a small wheel: every state it can find, every way it can fail."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provisioner.digests import digest_of
+from provisioner.errors import (
+    BusyError,
+    CannotObtainError,
+    ConflictError,
+    EnvironmentConflictError,
+    ForeignBytesError,
+    HashMismatchError,
+    NetworkError,
+    NoInterpreterError,
+    ResolutionError,
+    RestoredError,
+)
+from provisioner.patching.hold import hold_environment
+from provisioner.progress import Silence
+from provisioner.provisioning import execute
+from provisioner.provisioning.execute import plan_environment, provision
+from provisioner.provisioning.plan import ChangeFiles, CreateEnvironment, InstallPackages, WriteReceipt
+from provisioner.provisioning.preflight import check_disk
+from provisioner.provisioning.state import read_owner, read_receipt, state_of
+from provisioner.recipe import PatchPolicy
+from tests.provisioning.shop import BOUNDS, FILES, NEW_FILE, OPS, TORCH, Shop, series_of
+
+PATCHED = OPS.replace(b"    return x * 2\n", b"    if x < 0:\n        return 0\n    return x * 2\n")
+SERIES = series_of(BOUNDS, NEW_FILE)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def test_first_run_builds_patches_and_proves(shop: Shop) -> None:
+    outcome = provision(shop.request(SERIES), shop.uv, Silence())
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
+    assert (shop.site_packages / "vllm/added.py").read_bytes() == b"ADDED = 1\n"
+    assert [type(action) for action in outcome.actions][:2] == [CreateEnvironment, InstallPackages]
+    receipt = read_receipt(state_of(shop.folder / "venv"))
+    assert receipt == outcome.receipt
+    first = receipt.patches[0].files[0]
+    assert (first.before, first.after) == (digest_of(OPS), digest_of(PATCHED))
+    assert receipt.created_files() == ("vllm/added.py",)
+    assert (receipt.torch, receipt.torch_cuda) == ("2.13.0+cu130", "13.0")
+
+
+def test_second_run_changes_nothing(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    before = snapshot(shop.folder / "venv")
+    assert provision(request, shop.uv, Silence()).actions == ()
+    assert not plan_environment(request, shop.uv)
+    assert snapshot(shop.folder / "venv") == before
+
+
+def test_a_dry_run_writes_nothing_and_shows_the_final_digests(shop: Shop) -> None:
+    plan = plan_environment(shop.request(SERIES), shop.uv)
+    assert not (shop.folder / "venv").exists()
+    assert plan.final == {"vllm/ops.py": digest_of(PATCHED), "vllm/added.py": digest_of(b"ADDED = 1\n")}
+    assert [type(action) for action in plan.actions][-2:] == [ChangeFiles, WriteReceipt]
+
+
+def test_two_environments_of_one_cache_do_not_touch_each_other(shop: Shop) -> None:
+    plain = replace(shop.request(series_of()), venv=shop.folder / "plain")
+    provision(plain, shop.uv, Silence())
+    provision(shop.request(SERIES), shop.uv, Silence())
+    other = shop.folder / "plain" / shop.site_packages.relative_to(shop.folder / "venv")
+    assert (other / "vllm/ops.py").read_bytes() == OPS
+    shutil.rmtree(shop.folder / "plain")
+    provision(plain, shop.uv, Silence())
+    assert (other / "vllm/ops.py").read_bytes() == OPS
+
+
+def test_a_foreign_edit_is_named_and_left_alone(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    edited = shop.site_packages / "vllm/ops.py"
+    edited.write_bytes(PATCHED + b"# mine\n")
+    before = snapshot(shop.site_packages)
+    with pytest.raises(ConflictError) as caught:
+        provision(request, shop.uv, Silence())
+    assert caught.value.exit_code == 5
+    assert "vllm/ops.py" in (caught.value.found or "")
+    assert snapshot(shop.site_packages) == before
+
+
+def test_reapply_restores_and_applies_over_any_state(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    (shop.site_packages / "vllm/ops.py").write_bytes(b"nothing of it is left\n")
+    (shop.site_packages / "vllm/added.py").unlink()
+    provision(replace(request, reapply=True), shop.uv, Silence())
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
+    assert (shop.site_packages / "vllm/added.py").read_bytes() == b"ADDED = 1\n"
+    assert not plan_environment(request, shop.uv)
+
+
+def test_an_edit_outside_the_series_is_found(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    (shop.site_packages / "vllm/other.py").write_bytes(b"OTHER = 2\n")
+    with pytest.raises(ForeignBytesError, match="1 installed files are not as RECORD says"):
+        provision(request, shop.uv, Silence())
+
+
+def test_a_patch_that_does_not_apply_leaves_the_files_as_shipped(shop: Shop) -> None:
+    series = series_of(BOUNDS, BOUNDS.replace(b"return x * 2", b"return x * 3").replace(b"x < 0", b"x < 1"))
+    with pytest.raises(ConflictError) as caught:
+        provision(shop.request(series), shop.uv, Silence())
+    assert "p2: conflict" in (caught.value.found or "")
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == OPS
+
+
+def test_an_optional_patch_that_does_not_apply_is_left_out(shop: Shop) -> None:
+    broken = BOUNDS.replace(b"return x * 2", b"return x * 3")
+    series = series_of(NEW_FILE, broken)
+    series = replace(series, policies={"p1": PatchPolicy.REQUIRED, "p2": PatchPolicy.OPTIONAL})
+    outcome = provision(shop.request(series), shop.uv, Silence())
+    assert [patch.id for patch in outcome.receipt.patches] == ["p1"]
+    assert (shop.site_packages / "vllm/added.py").exists()
+
+
+def test_a_folder_that_is_not_ours_is_refused(shop: Shop) -> None:
+    (shop.folder / "venv").mkdir()
+    (shop.folder / "venv" / "precious").write_text("mine")
+    with pytest.raises(EnvironmentConflictError, match="not made by provision"):
+        provision(shop.request(SERIES), shop.uv, Silence())
+    assert (shop.folder / "venv" / "precious").read_text() == "mine"
+
+
+def test_another_version_in_the_environment_is_refused(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    info = next(shop.site_packages.glob("vllm-*.dist-info"))
+    info.rename(info.with_name("vllm-0.26.0.dist-info"))
+    with pytest.raises(EnvironmentConflictError) as caught:
+        provision(request, shop.uv, Silence())
+    assert (caught.value.expected, caught.value.found) == ("0.27.1", "0.26.0")
+
+
+def test_an_editable_vllm_is_refused(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    info = next(shop.site_packages.glob("vllm-*.dist-info"))
+    (info / "direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
+    with pytest.raises(EnvironmentConflictError, match="editable"):
+        provision(request, shop.uv, Silence())
+
+
+def test_a_wheel_that_changed_since_the_lock_is_refused(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    shop.stock(files={**FILES, "vllm/ops.py": OPS + b"# other\n"})
+    shutil.rmtree(shop.folder / "uv-cache", ignore_errors=True)
+    with pytest.raises(HashMismatchError):
+        provision(request, shop.uv, Silence())
+    assert not list(shop.folder.glob("venv/lib/python*/site-packages/vllm*"))
+
+
+def test_no_network_is_said_and_the_next_run_completes(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    shutil.rmtree(shop.folder / "uv-cache", ignore_errors=True)
+    gone = replace(
+        shop.uv,
+        environment={**shop.uv.environment, "UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0"},
+    )
+    with pytest.raises((NetworkError, ResolutionError)) as caught:
+        provision(request, gone, Silence())
+    assert caught.value.exit_code == 4
+    assert read_owner(state_of(shop.folder / "venv")) is not None
+    provision(request, shop.uv, Silence())
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
+
+
+def test_no_python_is_said_before_anything_is_made(shop: Shop) -> None:
+    request = replace(shop.request(SERIES), python="3.99")
+    with pytest.raises(NoInterpreterError):
+        provision(request, shop.uv, Silence())
+    with pytest.raises(NoInterpreterError):
+        plan_environment(request, shop.uv)
+
+
+def test_a_poisoned_cache_is_found(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(replace(request, venv=shop.folder / "first"), shop.uv, Silence())
+    # What a shell script's in-place edit does: the file is a hard link to uv's cache.
+    with (shop.folder / "first" / shop.site_packages.relative_to(shop.folder / "venv") / "vllm/other.py").open(
+        "ab"
+    ) as f:
+        f.write(b"# poison\n")
+    with pytest.raises(HashMismatchError) as caught:
+        provision(request, shop.uv, Silence())
+    assert caught.value.hints[0] == "uv cache clean vllm"
+
+
+def test_another_cuda_than_the_wheels_is_found(shop: Shop) -> None:
+    shop.stock(torch=TORCH.replace(b"13.0'", b"12.9'"))
+    with pytest.raises(HashMismatchError, match="another CUDA"):
+        provision(shop.request(SERIES), shop.uv, Silence())
+
+
+def test_a_package_that_left_the_lock_is_installed_again(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    shutil.rmtree(next(shop.site_packages.glob("torch-*.dist-info")))
+    shutil.rmtree(shop.site_packages / "torch")
+    outcome = provision(request, shop.uv, Silence())
+    assert [action.reasons for action in outcome.actions if isinstance(action, InstallPackages)] == [("torch",)]
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
+
+
+def test_bare_leaves_the_dependencies_out(shop: Shop) -> None:
+    outcome = provision(shop.request(SERIES, bare=True), shop.uv, Silence())
+    assert outcome.receipt.bare
+    assert not (shop.site_packages / "torch").exists()
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
+
+
+def test_a_bare_environment_becomes_whole(shop: Shop) -> None:
+    provision(shop.request(SERIES, bare=True), shop.uv, Silence())
+    outcome = provision(shop.request(SERIES), shop.uv, Silence())
+    assert (shop.site_packages / "torch/version.py").read_bytes() == TORCH
+    assert not outcome.receipt.bare
+
+
+def test_a_second_process_waits_or_says_who_holds_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    monkeypatch.setattr(execute, "WAIT_SECONDS", 0.1)
+    with hold_environment(state_of(shop.folder / "venv"), wait_seconds=0), pytest.raises(BusyError) as caught:
+        provision(request, shop.uv, Silence())
+    assert str(os.getpid()) in f"{caught.value} {caught.value.found} {caught.value.hints}"
+
+
+def test_a_full_disk_restores_everything(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = shop.request(series_of())
+    provision(request, shop.uv, Silence())
+    before = snapshot(shop.site_packages)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("provisioner.patching.files.RealFileSystem.replace", fail)
+    with pytest.raises(RestoredError):
+        provision(shop.request(SERIES), shop.uv, Silence())
+    assert snapshot(shop.site_packages) == before
+
+
+def test_too_little_disk_is_said_with_the_figures(tmp_path: Path) -> None:
+    with pytest.raises(CannotObtainError) as caught:
+        check_disk(tmp_path / "not" / "there", 1 << 60)
+    assert caught.value.where == str(tmp_path)
+    assert "PROVISION_HOME" in caught.value.hints[0]
+
+
+def test_an_interrupted_install_is_completed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = shop.request(SERIES)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("provisioner.environment.uv.sync_requirements", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            provision(request, shop.uv, Silence())
+    provision(request, shop.uv, Silence())
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
