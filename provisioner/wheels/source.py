@@ -1,5 +1,6 @@
 """Where a build's wheels are: releases on PyPI, commit builds and nightlies on the vLLM index, folders and files."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,16 +10,18 @@ from typing import assert_never
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from provisioner.digests import Digest
 from provisioner.errors import CannotObtainError, NoSuchBuildError, UsageError
 from provisioner.wheels.builds import PROJECT, Asking, find_commit, find_nightly
 from provisioner.wheels.cache import WheelCache, key_of_url
 from provisioner.wheels.commits import Witnesses, resolve_commit
+from provisioner.wheels.download import download_wheel
 from provisioner.wheels.lazy import LocalWheel, RemoteWheel, Wheel
 from provisioner.wheels.names import Candidate, Target, commit_of, parse_wheel_name, variant_of
-from provisioner.wheels.settings import IndexSettings
+from provisioner.wheels.settings import VLLM_INDEX, IndexSettings
 from provisioner.wheels.simple import ACCEPT, parse_project_page
-from provisioner.wheels.transport import Progress, Transport
-from provisioner.wheels.urls import redact
+from provisioner.wheels.transport import Download, Progress, Transport
+from provisioner.wheels.urls import redact, strip_credentials
 
 __all__ = ["Candidate", "Found", "Spec", "candidates", "find_builds", "open_wheel", "parse_spec"]
 
@@ -190,6 +193,49 @@ def open_wheel(
     return wheel if transport is not None else wheel.hold(used)
 
 
+def fetch_wheel(
+    candidate: Candidate, settings: IndexSettings, *, transport: Transport, progress: Progress | None = None
+) -> Download:
+    """The whole wheel as a file, hashed on the way; kept in the cache, which the settings must name.
+
+    Raises HashMismatchError where the index told another digest, NetworkError where it does not arrive.
+    """
+    if candidate.path is not None:
+        return Download(
+            path=candidate.path,
+            sha256=_digest_of_file(candidate.path),
+            size=candidate.path.stat().st_size,
+        )
+    cache = open_cache(settings)
+    assert cache is not None
+    assert candidate.url is not None
+    return download_wheel(
+        candidate.url,
+        transport,
+        cache,
+        filename=candidate.filename,
+        sha256=candidate.sha256,
+        size=candidate.size,
+        progress=progress,
+    )
+
+
+def public_url(url: str, settings: IndexSettings) -> str:
+    """The name that a file of the asked vLLM index has on the public one; what a lock spells, whoever made it.
+
+    Raises CannotObtainError where the index links to a file that is not its own.
+    """
+    base = strip_credentials(settings.vllm_index)
+    if not url.startswith(f"{base}/"):
+        raise CannotObtainError("the index links to a file that is not its own", where=redact(base), found=redact(url))
+    return VLLM_INDEX + url[len(base) :]
+
+
+def mirror_url(url: str, settings: IndexSettings) -> str:
+    """Where the file with the public name ``url`` lies on the vLLM index that is asked."""
+    return settings.vllm_index + url[len(VLLM_INDEX) :] if url.startswith(f"{VLLM_INDEX}/") else url
+
+
 def open_cache(settings: IndexSettings) -> WheelCache | None:
     """The cache that the settings name; None where they name none."""
     return WheelCache(settings.cache, limit=settings.cache_bytes) if settings.cache is not None else None
@@ -321,3 +367,8 @@ def _checked_commit(text: str, where: str) -> str:
     if not 6 <= len(lowered) <= 40 or any(character not in "0123456789abcdef" for character in lowered):
         raise UsageError("a commit is 6 to 40 hexadecimal digits", where=where)
     return lowered
+
+
+def _digest_of_file(path: Path) -> Digest:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.digests import digest_of
 from provisioner.errors import (
     CannotObtainError,
+    HashMismatchError,
     NetworkError,
     NoCompatibleWheelError,
     NoSuchBuildError,
@@ -25,9 +27,12 @@ from provisioner.wheels.source import (
     ReleaseSpec,
     Spec,
     candidates,
+    fetch_wheel,
     find_builds,
+    mirror_url,
     open_wheel,
     parse_spec,
+    public_url,
 )
 from provisioner.wheels.transport import Transport
 
@@ -398,3 +403,43 @@ def test_a_folder_and_a_file(settings: IndexSettings, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(NoSuchBuildError, match="the folder holds no wheel of vllm"):
         candidates(LocalSpec(path=tmp_path / "empty"), settings)
+
+
+def test_a_wheel_as_a_file_is_downloaded_once(settings: IndexSettings, index: IndexServer, tmp_path: Path) -> None:
+    kept = replace(settings, cache=tmp_path)
+    with Transport(kept) as transport:
+        chosen = choose(candidates(CommitSpec(commit=COMMIT), kept, transport=transport), HOST).chosen
+        first = fetch_wheel(chosen, kept, transport=transport)
+        assert first.path.name == chosen.filename
+        assert first.sha256 == digest_of(first.path.read_bytes())
+        before = transport.traffic
+        assert fetch_wheel(chosen, kept, transport=transport).path == first.path
+        assert (transport.traffic - before).received == 0, "the server only says that nothing changed"
+        known = replace(chosen, sha256=first.sha256)
+        assert fetch_wheel(known, kept, transport=transport).path == first.path
+        assert (transport.traffic - before).requests == 1
+        local = replace(chosen, url=None, path=first.path)
+        assert fetch_wheel(local, kept, transport=transport).sha256 == first.sha256
+
+
+def test_a_wheel_that_changed_on_the_server_is_downloaded_again(
+    settings: IndexSettings, index: IndexServer, tmp_path: Path
+) -> None:
+    kept = replace(settings, cache=tmp_path)
+    with Transport(kept) as transport:
+        chosen = choose(candidates(CommitSpec(commit=COMMIT), kept, transport=transport), HOST).chosen
+        first = fetch_wheel(chosen, kept, transport=transport)
+        index.files[f"{COMMIT}/{chosen.filename}"] += b"more"
+        assert fetch_wheel(chosen, kept, transport=transport).sha256 != first.sha256
+        with pytest.raises(HashMismatchError, match="not the one that was promised"):
+            fetch_wheel(replace(chosen, sha256="0" * 64), kept, transport=transport)
+
+
+def test_a_lock_spells_the_public_index_whoever_made_it(settings: IndexSettings, index: IndexServer) -> None:
+    url = f"{index.url}/{COMMIT}/vllm-1%2Bg1.whl"
+    assert public_url(url, settings) == f"https://wheels.vllm.ai/{COMMIT}/vllm-1%2Bg1.whl"
+    assert mirror_url(public_url(url, settings), settings) == url
+    assert mirror_url(public_url(url, settings), IndexSettings()) == public_url(url, settings)
+    assert mirror_url("https://elsewhere/x.whl", settings) == "https://elsewhere/x.whl"
+    with pytest.raises(CannotObtainError, match="a file that is not its own"):
+        public_url("https://elsewhere/x.whl", settings)
