@@ -11,16 +11,15 @@ BUG = 70
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command line and return its exit code; nothing but SystemExit-free code escapes."""
+    """Run one command line and return its exit code; nothing escapes."""
     try:
         build_command(argv).main(args=list(argv), prog_name="provision")
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return _end(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
     except ProvisionError as error:
         return _report(error, argv)
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
+        return _end(INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away (`provision … | head`); there is nobody left to tell.
         sys.stderr.close()
@@ -33,6 +32,13 @@ def main(argv: Sequence[str]) -> int:
 def run() -> None:
     """Entry point of the ``provision`` script."""
     sys.exit(main(sys.argv[1:]))
+
+
+def _end(code: int) -> int:
+    # typer turns Ctrl-C into its own exit without a word.
+    if code == INTERRUPTED:
+        print("interrupted; run the same command again to go on", file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _report(error: ProvisionError, argv: Sequence[str]) -> int:

@@ -1,0 +1,149 @@
+"""The error boundary and the frame: exit codes, where text goes, help."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioner import errors
+from provisioner.cli.app import ENTRIES, build_command
+from provisioner.cli.main import main
+from provisioner.resources import recipe_names
+
+
+def walk(command, path=()):
+    """Every command below ``command`` with its words."""
+    children = getattr(command, "commands", None)
+    if not children:
+        yield path, command
+        return
+    for name, child in children.items():
+        yield from walk(child, (*path, name))
+
+
+COMMANDS = dict(walk(build_command()))
+
+
+def test_every_entry_and_recipe_is_a_command():
+    names = {words[0] for words in COMMANDS}
+    assert names == {entry.name for entry in ENTRIES} | set(recipe_names())
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS), ids=" ".join)
+def test_help_teaches_with_an_example(words):
+    command = COMMANDS[words]
+    assert "Example" in (command.help or ""), words
+
+
+@pytest.mark.parametrize("words", sorted(COMMANDS), ids=" ".join)
+def test_every_option_has_help(words):
+    missing = [param.name for param in COMMANDS[words].params if not getattr(param, "help", None)]
+    assert missing == []
+
+
+def test_one_command_alone_is_the_same_command():
+    alone = dict(walk(build_command(["status"])))
+    assert set(alone) == {("status",)}
+    assert [param.name for param in alone["status",].params] == [param.name for param in COMMANDS["status",].params]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["recipes"], 0),
+        (["nonsense"], 2),
+        (["status", "--nonsense"], 2),
+        (["up", "nonsense"], 2),
+        (["up", "./missing.toml"], 2),
+        (["patches", "nonsense"], 2),
+    ],
+)
+def test_exit_codes_of_the_frame(argv, code, capsys):
+    assert main(argv) == code
+
+
+def test_an_error_says_what_and_hints_on_stderr_only(capsys):
+    assert main(["up", "hynx"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error[usage]: no recipe is called 'hynx'\nhint: did you mean 'hynix'?\nhint: provision recipes\n"
+
+
+def test_an_error_is_json_too_when_asked(capsys):
+    assert main(["up", "hynx", "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "provision/error/1"
+    assert (answer["code"], answer["exit"]) == ("usage", 2)
+
+
+def test_an_invalid_recipe_names_its_key(tmp_path: Path, capsys):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('schema = 1\ntitle = "T"\n[build]\nreleese = "1"\nrelease = "1"\n')
+    assert main(["up", str(recipe)]) == 3
+    assert f"where:    {recipe}: build.releese" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidLockError("x"), 3),
+        (errors.NetworkError("x"), 4),
+        (errors.ForeignBytesError("x"), 5),
+        (errors.RestoredError("x"), 6),
+        (errors.NotRestoredError("x"), 7),
+        (errors.CardError("x"), 8),
+        (KeyboardInterrupt(), 130),
+        (RuntimeError("x"), 70),
+    ],
+)
+def test_every_ending_has_its_exit_code(error, code, monkeypatch, capsys):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("provisioner.cli.catalogue.all_recipes", fail)
+    assert main(["recipes"]) == code
+    assert capsys.readouterr().err
+
+
+def test_exit_codes_stand_on_the_classes():
+    codes = {cls.code: cls.exit_code for cls in vars(errors).values() if isinstance(cls, type)}
+    assert len(codes) > 15
+    assert set(codes.values()) == {2, 3, 4, 5, 6, 7, 8, 70}
+
+
+def test_recipes_as_json(capsys):
+    assert main(["recipes", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema"] == "provision/recipes/1"
+    assert {"name", "title", "summary", "distribution", "build", "commit", "card", "python", "patches"} == set(
+        answer["recipes"][0]
+    )
+
+
+def test_patches_as_json(capsys):
+    assert main(["patches", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"pr50021-gdn-spec-bounds", "sm80-cpu-repack"} <= {patch["id"] for patch in answer["patches"]}
+
+
+def test_status_of_nothing_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    assert main(["status"]) == 0
+    assert "no environment yet" in capsys.readouterr().err
+    assert main(["status", "hynix-stable"]) == 1
+    assert "hint: provision up hynix-stable" in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m provisioner patches --json | head -c 1 >/dev/null"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
