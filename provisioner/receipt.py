@@ -15,11 +15,15 @@ FILE_NAME = "receipt.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PatchedFile:
-    """One file that a patch touched: digest before and after it; None where the file does not exist then."""
+    """One file that a patch touched: digest before and after it; None where the file does not exist then.
+
+    ``scopes`` has the class or function of each hunk, where all are known: so a later command finds the places again.
+    """
 
     path: str
     before: Digest | None
     after: Digest | None
+    scopes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +152,10 @@ def _parse_patch(table: Table) -> AppliedPatch:
 
 def _parse_file(table: Table) -> PatchedFile:
     file = PatchedFile(
-        path=table.take("path", str), before=_take_nullable(table, "before"), after=_take_nullable(table, "after")
+        path=table.take("path", str),
+        before=_take_nullable(table, "before"),
+        after=_take_nullable(table, "after"),
+        scopes=table.take_list("scopes", str),
     )
     table.close()
     return file

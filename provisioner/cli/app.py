@@ -38,6 +38,7 @@ ENTRIES = (
     Entry(name="units", module="units", function="units", panel="Serving"),
     Entry(name="booster", module="booster", function="booster", panel="Serving"),
     Entry(name="probe", module="probe", function="build_group", panel="Serving", group=True),
+    Entry(name="patch", module="patch", function="build_group", panel="Environment", group=True),
     Entry(name="recipes", module="recipes", function="recipes", panel="Catalogue"),
     Entry(name="patches", module="patches", function="patches", panel="Catalogue"),
     Entry(name="cache", module="cache", function="cache", panel="Catalogue"),

@@ -18,6 +18,13 @@ def print_text(text: str) -> None:
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
+def print_bytes(data: bytes) -> None:
+    """Data on stdout, byte for byte."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
 def print_note(text: str) -> None:
     """A line for people on stderr."""
     sys.stderr.write(f"{text}\n")

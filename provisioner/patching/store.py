@@ -4,7 +4,6 @@
 written down: a regenerated patch that lost a hunk applies cleanly, too.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -87,6 +86,8 @@ def open_stored_patch(store: Path, patch_id: str) -> StoredPatch:
     """
     known = stored_ids(store)
     if patch_id not in known:
+        import difflib
+
         near = difflib.get_close_matches(patch_id, known, n=1)
         hints = (f"did you mean {near[0]!r}?",) if near else ()
         raise UsageError(f"no patch is called {patch_id!r}", where=str(store), hints=(*hints, "provision patches"))
@@ -152,6 +153,19 @@ def load_series_patch(patch: StoredPatch, variant: PatchVariant) -> SeriesPatch:
     _check_manifest(variant.manifest, manifest_of(parsed), where=f"{patch.id}/{variant.file}")
     former = [_load_text(patch, patch.folder / FORMER_FOLDER / f"{digest}.patch", digest) for digest in variant.former]
     return SeriesPatch(patch=parsed, cuts=cuts_of(variant), former=tuple(former))
+
+
+def find_text(store: Path, patch_id: str, digest: Digest) -> SeriesPatch | None:
+    """The text of a patch with this digest, today's or a former one; None where the store does not have it."""
+    if patch_id not in stored_ids(store):
+        return None
+    patch = read_stored_patch(store / patch_id)
+    for variant in patch.variants:
+        if variant.digest == digest:
+            return load_series_patch(patch, variant)
+        if digest in variant.former:
+            return SeriesPatch(patch=_load_text(patch, patch.folder / FORMER_FOLDER / f"{digest}.patch", digest))
+    return None
 
 
 def cuts_of(variant: PatchVariant) -> Mapping[str, Cut]:

@@ -1,0 +1,405 @@
+"""``provision patch``: judge patches on a tree of files, apply them, take them back, look at them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.environment.site import Site
+    from provisioner.patching.hold import Holder
+    from provisioner.patching.stack import Reading
+    from provisioner.patching.transaction import FileOutcome, Recovery
+    from provisioner.provisioning.judging import InstalledTree, Judgement, ShippedTree, Tree
+    from provisioner.provisioning.sources import PatchSource, Wanted
+    from provisioner.recipe import Recipe
+
+HELP = """Judge, apply and take back patches in any environment.
+
+WHAT is any mixture of recipe names, patch ids, patch files and folders of patches; WHERE is a virtual environment, a
+site-packages folder or, to look only, a wheel.
+
+Example: [bold]provision patch check my.patch --root vllm --venv ~/venv[/bold]
+"""
+
+What = Annotated[
+    list[str], typer.Argument(metavar="WHAT...", help="Recipes, patch ids, patch files, folders of patches.")
+]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of applied patches (default: all).")]
+Venv = Annotated[Path | None, typer.Option("--venv", metavar="DIR", help="A virtual environment.")]
+SitePackages = Annotated[
+    Path | None, typer.Option("--site-packages", metavar="DIR", help="A folder of installed packages.")
+]
+Against = Annotated[
+    str | None,
+    typer.Option("--against", metavar="SPEC", help="A wheel that is not installed: a file, or pypi:VERSION."),
+]
+Package = Annotated[str, typer.Option("--package", metavar="NAME", help="The distribution whose files are patched.")]
+WheelSpec = Annotated[
+    str | None,
+    typer.Option("--wheel", metavar="SPEC", help="Where files as shipped are read (default: the installed version)."),
+]
+Root = Annotated[str, typer.Option("--root", metavar="DIR", help="What paths in patch files are relative to.")]
+Strip = Annotated[
+    int | None, typer.Option("--strip", metavar="N", min=0, help="Leading parts to take off paths in patch files.")
+]
+CutAgainst = Annotated[
+    str | None, typer.Option("--cut-against", metavar="VERSION", help="The release that patch files were cut against.")
+]
+Overlay = Annotated[
+    list[Path] | None, typer.Option("--overlay", metavar="DIR", help="A folder of new files, under --root.")
+]
+Reset = Annotated[
+    bool, typer.Option("--reset", help="First restore the files as shipped that hold foreign or stale bytes.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def build_group() -> typer.Typer:
+    """The group with its commands."""
+    from provisioner.cli.app import exiting
+
+    group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+    for function in (check, apply, revert, show, lint, diff):
+        group.command(function.__name__)(exiting(function))
+    return group
+
+
+def check(
+    what: What,
+    venv: Venv = None,
+    site_packages: SitePackages = None,
+    against: Against = None,
+    package: Package = "vllm",
+    root: Root = "",
+    strip: Strip = None,
+    cut_against: CutAgainst = None,
+    overlay: Overlay = None,
+    wheel: WheelSpec = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say for each patch whether it applies, is applied, or what stands in the way; write nothing.
+
+    Exit 0 where the series holds, 3 for an invalid patch, 5 for anything else.
+
+    Example: [bold]provision patch check hynix-stable --against pypi:0.27.1[/bold]
+    """
+    from provisioner.provisioning.judging import judge
+
+    with _opened_tree(venv, site_packages, against, package, wheel) as tree:
+        sources = _read_sources(_wanted(what, root, strip, overlay), tree, cut_against)
+        judgement = judge(tree, sources)
+    _show_judgement(judgement, as_json=as_json)
+    return judgement.exit_code
+
+
+def apply(
+    what: What,
+    venv: Venv = None,
+    site_packages: SitePackages = None,
+    package: Package = "vllm",
+    root: Root = "",
+    strip: Strip = None,
+    cut_against: CutAgainst = None,
+    overlay: Overlay = None,
+    wheel: WheelSpec = None,
+    reset: Reset = False,
+    as_json: AsJson = False,
+) -> int:
+    """Apply a series in one transaction, after the patches that the environment's receipt lists; all of it or nothing.
+
+    A second run finds nothing to do. Exit codes as for check; 6 failed and restored, 7 not fully restored.
+
+    Example: [bold]provision patch apply fork/patches --root vllm --venv ~/venv[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.provisioning.applying import apply as apply_series
+
+    tree = _open_installed(venv, site_packages, package, wheel)
+    sources = _read_sources(_wanted(what, root, strip, overlay), tree, cut_against)
+    application = apply_series(tree, sources, reset=reset, on_wait=_say_waiting)
+    _say_recovery(application.recovery)
+    if application.judgement.exit_code:
+        _show_judgement(application.judgement, as_json=as_json)
+        render.print_note("nothing was written")
+    else:
+        _show_changes(application.judgement, application.files, as_json=as_json)
+    return application.judgement.exit_code
+
+
+def revert(
+    ids: Ids = None,
+    venv: Venv = None,
+    site_packages: SitePackages = None,
+    package: Package = "vllm",
+    what: Annotated[
+        list[str] | None,
+        typer.Option("--what", metavar="WHAT", help="The series, where the environment has no receipt of it."),
+    ] = None,
+    root: Root = "",
+    strip: Strip = None,
+    wheel: WheelSpec = None,
+    as_json: AsJson = False,
+) -> int:
+    """Take patches back, in one transaction: those named, or all, which leaves the files as shipped.
+
+    A patch that a later one needs stays; the error says which one.
+
+    Example: [bold]provision patch revert my-fix --venv ~/venv[/bold]
+    """
+    from dataclasses import asdict
+
+    from provisioner.cli import render
+    from provisioner.cli.patch_views import outcome_rows
+    from provisioner.provisioning.withdrawing import withdraw
+
+    tree = _open_installed(venv, site_packages, package, wheel)
+    sources = _read_sources(_wanted(what or [], root, strip, None), tree, None)
+    done = withdraw(tree, ids or (), sources, on_wait=_say_waiting)
+    _say_recovery(done.recovery)
+    if as_json:
+        payload = {"reverted": done.ids, "remaining": done.remaining, "files": [asdict(file) for file in done.files]}
+        render.print_json("patch-revert", payload)
+        return 0
+    render.print_text(f"taken back: {', '.join(done.ids) or 'nothing, no patch is applied'}")
+    if done.remaining:
+        render.print_text(f"still applied: {', '.join(done.remaining)}")
+    if done.files:
+        render.print_table(("FILE", "BEFORE", "AFTER"), outcome_rows(done.files))
+    return 0
+
+
+def show(
+    patch: Annotated[str, typer.Argument(metavar="ID", help="The id of a patch of the store, or a patch file.")],
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="VERSION", help="Show the text for this version (default: last).")
+    ] = None,
+    root: Root = "",
+    strip: Strip = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show what a patch is for, what it holds, and its text; the output is itself a patch that applies.
+
+    Example: [bold]provision patch show pr50021-gdn-spec-bounds[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.cli.patch_views import describe_shown, shown_text
+    from provisioner.provisioning.showing import show_patch
+
+    shown = show_patch(patch, version, _reading(root, strip))
+    if as_json:
+        render.print_json("patch-show", describe_shown(shown))
+    else:
+        render.print_bytes(shown_text(shown))
+    return 0
+
+
+def lint(
+    files: Annotated[list[str], typer.Argument(metavar="FILES...", help="Patch files, or folders of patches.")],
+    venv: Venv = None,
+    site_packages: SitePackages = None,
+    against: Against = None,
+    package: Package = "vllm",
+    root: Root = "",
+    strip: Strip = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check patch files for themselves: refusals with file and line, and what each patch holds.
+
+    With a WHERE also the paths that it does not ship, and the class or function that each hunk stands in. Exit 3 where
+    a file is refused.
+
+    Example: [bold]provision patch lint patches/*.patch --against pypi:0.27.1[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.cli.patch_views import describe_finding, finding_rows
+    from provisioner.provisioning.linting import lint as lint_patches
+
+    if venv or site_packages or against:
+        with _opened_tree(venv, site_packages, against, package, None) as tree:
+            findings = lint_patches(files, _reading(root, strip), tree)
+    else:
+        findings = lint_patches(files, _reading(root, strip))
+    if as_json:
+        render.print_json("patch-lint", {"patches": [describe_finding(finding) for finding in findings]})
+    else:
+        rows = [row for finding in findings for row in finding_rows(finding)]
+        render.print_table(("PATCH", "FILE", "HUNKS", "ADDED", "REMOVED", "REMARK"), rows)
+    refused = [finding.error for finding in findings if finding.error is not None]
+    for error in refused:
+        render.print_error(error)
+    return refused[0].exit_code if refused else 0
+
+
+def diff(
+    venv: Venv = None,
+    site_packages: SitePackages = None,
+    package: Package = "vllm",
+    wheel: WheelSpec = None,
+    as_json: AsJson = False,
+) -> int:
+    """Print what differs from the files as shipped, as a patch that applies to them.
+
+    Example: [bold]provision patch diff --venv ~/venv > mine.patch[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.patching.diff import print_patch
+    from provisioner.provisioning.comparing import compare
+
+    difference = compare(_open_installed(venv, site_packages, package, wheel))
+    text = print_patch(difference.patch)
+    if as_json:
+        files = sorted({change.path for change in difference.patch.changes})
+        shown = text.decode("utf-8", errors="backslashreplace")
+        render.print_json("patch-diff", {"files": files, "unspoken": dict(difference.unspoken), "diff": shown})
+    else:
+        render.print_bytes(text)
+    for path, why in difference.unspoken.items():
+        render.print_warning(f"{path} differs and is not shown: {why}")
+    return 0
+
+
+def _reading(root: str, strip: int | None) -> "Reading":
+    from provisioner.patching.stack import Reading
+
+    return Reading(strip=strip, root=root)
+
+
+def _wanted(what: list[str], root: str, strip: int | None, overlay: list[Path] | None) -> "Wanted":
+    from provisioner.provisioning.sources import Wanted
+
+    return Wanted(names=tuple(what), reading=_reading(root, strip), overlays=tuple(overlay or ()))
+
+
+def _read_sources(wanted: "Wanted", tree: "Tree", cut_against: str | None) -> "tuple[PatchSource, ...]":
+    from provisioner.cli.catalogue import open_recipe
+    from provisioner.provisioning.judging import cut_against as take_scopes
+    from provisioner.provisioning.sources import read_sources
+    from provisioner.resources import recipe_names
+
+    known = recipe_names()
+    recipes = [open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")]
+    _say_forks(recipes)
+    sources = read_sources(wanted, tree.version, recipes)
+    if cut_against is None:
+        return sources
+    with _opened_wheel(f"pypi:{cut_against}", tree.distribution) as shipped:
+        return take_scopes(sources, shipped.wheel)
+
+
+@contextmanager
+def _opened_tree(
+    venv: Path | None, site_packages: Path | None, against: str | None, package: str, wheel: str | None
+) -> "Iterator[Tree]":
+    if against is None:
+        yield _open_installed(venv, site_packages, package, wheel)
+        return
+    if venv or site_packages:
+        raise _say_where("--venv, --site-packages and --against exclude each other")
+    with _opened_wheel(against, package) as tree:
+        yield tree
+
+
+def _open_installed(venv: Path | None, site_packages: Path | None, package: str, wheel: str | None) -> "InstalledTree":
+    from provisioner.environment.site import find_site, open_site_packages
+    from provisioner.provisioning.judging import InstalledTree
+
+    if (venv is None) == (site_packages is None):
+        raise _say_where("name one place" if venv is None else "--venv and --site-packages exclude each other")
+    if venv is not None:
+        site = find_site(venv.expanduser().absolute(), package)
+    else:
+        assert site_packages is not None
+        site = open_site_packages(site_packages.expanduser().absolute(), package)
+    return InstalledTree(site=site, open_wheel=lambda: _open_shipped(wheel or _spec_of(site), package).wheel)
+
+
+def _say_where(what: str) -> Exception:
+    from provisioner.errors import UsageError
+
+    return UsageError(what, hints=("--venv DIR", "--site-packages DIR", "--against pypi:VERSION (to look only)"))
+
+
+def _spec_of(site: "Site") -> str:
+    """The build that is installed, as a place to read it from."""
+    from provisioner.wheels.names import commit_of
+
+    commit = commit_of(site.version)
+    return f"commit:{commit}" if commit else f"pypi:{site.version.public}"
+
+
+@contextmanager
+def _opened_wheel(spec: str, package: str) -> "Iterator[ShippedTree]":
+    tree = _open_shipped(spec, package)
+    try:
+        yield tree
+    finally:
+        tree.wheel.close()
+
+
+def _open_shipped(spec: str, package: str) -> "ShippedTree":
+    from provisioner.cli.context import read_context
+    from provisioner.provisioning.shipped import open_shipped
+
+    return open_shipped(spec, package, read_context().settings())
+
+
+def _say_waiting(holder: "Holder | None") -> None:
+    from provisioner.cli import render
+
+    render.print_note(f"waiting for {holder or 'another process'}")
+
+
+def _say_recovery(recovery: "Recovery | None") -> None:
+    from provisioner.cli import render
+    from provisioner.cli.patch_views import recovery_text
+
+    if recovery is not None:
+        render.print_note(recovery_text(recovery))
+
+
+def _say_forks(recipes: "list[Recipe]") -> None:
+    from provisioner.cli import render
+
+    for recipe in recipes:
+        if recipe.fork is not None:
+            root = f" --root {recipe.fork.root}" if recipe.fork.root else ""
+            render.print_note(
+                f"{recipe.name}: these are our own patches; the fork's come with its folder: "
+                f"provision patch check FORK/{recipe.fork.patches.rpartition('/')[0]} {recipe.name}{root}"
+            )
+
+
+def _show_judgement(judgement: "Judgement", *, as_json: bool) -> None:
+    from provisioner.cli import render
+    from provisioner.cli.patch_views import describe_judgement, edit_text, judgement_hints, judgement_rows
+
+    if as_json:
+        render.print_json("patch-check", describe_judgement(judgement))
+        return
+    render.print_table(("PATCH", "VERDICT", "FILE", "DETAIL"), judgement_rows(judgement.verdict))
+    for edit in judgement.edits:
+        render.print_note(edit_text(edit))
+    for note in judgement.notes:
+        render.print_note(f"note: {note}")
+    for hint in judgement_hints(judgement):
+        render.print_note(f"hint: {hint}")
+
+
+def _show_changes(judgement: "Judgement", files: "tuple[FileOutcome, ...]", *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from provisioner.cli import render
+    from provisioner.cli.patch_views import describe_judgement, judgement_rows, outcome_rows
+
+    if as_json:
+        render.print_json("patch-apply", {**describe_judgement(judgement), "files": [asdict(file) for file in files]})
+        return
+    if not files:
+        render.print_text(f"nothing to do: {len(judgement.verdict.patches)} patches are applied")
+        return
+    render.print_table(("PATCH", "FOUND", "FILE", "DETAIL"), judgement_rows(judgement.verdict))
+    render.print_text("")
+    render.print_table(("CHANGED FILE", "BEFORE", "AFTER"), outcome_rows(files))

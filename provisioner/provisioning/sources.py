@@ -1,0 +1,110 @@
+"""What a user names as patches (recipes, ids of the store, files, folders, overlays), found and read."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.version import Version
+
+from provisioner.errors import UsageError
+from provisioner.patching.model import SeriesPatch
+from provisioner.patching.stack import SUFFIXES, Reading, name_apart, read_overlay, read_patch_file, read_stack
+from provisioner.patching.store import (
+    PATCH_FILE,
+    StoredPatch,
+    load_series_patch,
+    open_stored_patch,
+    read_stored_patch,
+    stored_ids,
+)
+from provisioner.provisioning.store import nearest_variant
+from provisioner.recipe import PatchPolicy, Recipe
+from provisioner.resources import patches_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchSource:
+    """A patch and what is asked of it."""
+
+    series: SeriesPatch
+    policy: PatchPolicy = PatchPolicy.REQUIRED
+
+    @property
+    def id(self) -> str:
+        """The patch's name in its series."""
+        return self.series.patch.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the user named: names, how paths in loose files are meant, and folders of new files, which come last."""
+
+    names: tuple[str, ...]
+    reading: Reading = field(default_factory=Reading)
+    overlays: tuple[Path, ...] = ()
+
+
+def read_sources(wanted: Wanted, version: Version, recipes: Sequence[Recipe] = ()) -> tuple[PatchSource, ...]:
+    """The series that was named, in order: of each name its patches, then the overlays.
+
+    A recipe or an id goes before a file of the same name. ``recipes`` are those among the names, already read. Each
+    patch of the store is taken in the variant for ``version``. Raises UsageError for a name that is nothing,
+    InvalidPatchError with file and line.
+    """
+    known = {recipe.name: recipe for recipe in recipes}
+    found: list[PatchSource] = []
+    for name in wanted.names:
+        recipe = known.get(name)
+        found += _read_recipe(recipe, version) if recipe else _read_named(name, version, wanted.reading)
+    found += [PatchSource(series=read_overlay(folder, wanted.reading)) for folder in wanted.overlays]
+    return _name_apart(_once(found))
+
+
+def _read_recipe(recipe: Recipe, version: Version) -> Iterator[PatchSource]:
+    for use in recipe.patches:
+        if use.policy is not PatchPolicy.NOT_NEEDED:
+            yield replace(_load(open_stored_patch(patches_folder(), use.id), version), policy=use.policy)
+
+
+def _read_named(name: str, version: Version, reading: Reading) -> Iterator[PatchSource]:
+    if name in stored_ids(patches_folder()):
+        yield _load(open_stored_patch(patches_folder(), name), version)
+        return
+    path = Path(name)
+    if (path / PATCH_FILE).is_file():
+        yield _load(read_stored_patch(path), version)
+    elif path.is_dir():
+        yield from (PatchSource(series=item) for item in read_stack(path, reading))
+    elif path.is_file() or path.suffix in SUFFIXES:
+        yield PatchSource(series=SeriesPatch(patch=read_patch_file(path, reading)))
+    else:
+        raise UsageError(
+            f"{name!r} is no recipe, no patch of the store, and no file or folder",
+            hints=(*_nearest(name), "provision patches", "provision recipes"),
+        )
+
+
+def _nearest(name: str) -> tuple[str, ...]:
+    import difflib
+
+    from provisioner.resources import recipe_names
+
+    near = difflib.get_close_matches(name, (*stored_ids(patches_folder()), *recipe_names()), n=1)
+    return (f"did you mean {near[0]!r}?",) if near else ()
+
+
+def _load(stored: StoredPatch, version: Version) -> PatchSource:
+    return PatchSource(series=load_series_patch(stored, nearest_variant(stored, version)))
+
+
+def _once(sources: Iterable[PatchSource]) -> list[PatchSource]:
+    """Without those that stand in the series before, by id and text: a recipe and one of its patches, say."""
+    kept: dict[tuple[str, str], PatchSource] = {}
+    for source in sources:
+        kept.setdefault((source.id, source.series.patch.digest), source)
+    return list(kept.values())
+
+
+def _name_apart(sources: Sequence[PatchSource]) -> tuple[PatchSource, ...]:
+    named = name_apart(source.series for source in sources)
+    return tuple(replace(source, series=series) for source, series in zip(sources, named, strict=True))
