@@ -5,18 +5,17 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from provisioner.errors import CardError, UsageError
+from provisioner.gpu.model import Card as Card
+from provisioner.gpu.model import CardBin as CardBin
+from provisioner.gpu.model import CardProcess, Link, LostCard
+from provisioner.gpu.model import Inventory as Inventory
 from provisioner.gpu.xid import normalize_pci
 
 NVML_SECONDS = 20.0
 _GIB = 1 << 30
-# PCI device ids of the CMP 170HX (a modified driver can name the card differently).
-_CMP_170HX_IDS = frozenset({0x20C2, 0x2082})
-_CMP_170HX_NAME = re.compile(r"CMP\s*170HX", re.IGNORECASE)
 _UUID = re.compile(r"GPU-[0-9a-f-]*", re.IGNORECASE)
 
 _T = TypeVar("_T")
@@ -32,74 +31,6 @@ class NoCardError(CardError):
     """No card, or not the one asked for."""
 
     code = "no-card"
-
-
-class CardBin(StrEnum):
-    """Memory vendor of a CMP 170HX, told by size: the driver does not say it."""
-
-    HYNIX = "hynix"
-    SAMSUNG = "samsung"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """PCIe generation and lane count, now and at most (a sleeping card shows a lower generation)."""
-
-    generation: int
-    width: int
-    max_generation: int
-    max_width: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardProcess:
-    """A process with memory on the card; ``memory`` in bytes where the driver says it."""
-
-    pid: int
-    memory: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """One card. Memory in bytes, clocks in MHz, power in watts; None where the driver does not say."""
-
-    index: int
-    name: str
-    uuid: str
-    pci: str
-    pci_device: int | None
-    capability: tuple[int, int]
-    memory_total: int
-    memory_free: int
-    driver: str
-    vbios: str | None
-    ecc: bool | None
-    link: Link | None
-    power_cap: float | None
-    clock_sm: int | None
-    clock_memory: int | None
-    processes: tuple[CardProcess, ...]
-
-    @property
-    def is_cmp_170hx(self) -> bool:
-        return self.pci_device in _CMP_170HX_IDS or _CMP_170HX_NAME.search(self.name) is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LostCard:
-    """A card that the driver counts and cannot talk to."""
-
-    index: int
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inventory:
-    """All cards in PCI bus order, which is NVML's order."""
-
-    driver: str
-    cards: tuple[Card, ...]
-    lost: tuple[LostCard, ...]
 
 
 def read_inventory(nvml: Any = None, *, timeout_seconds: float = NVML_SECONDS) -> Inventory:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, assert_never
 
-from provisioner.gpu.devices import Card, NoDriverError, load_nvml, visibility_of
+from provisioner.gpu.devices import NoDriverError, load_nvml, visibility_of
+from provisioner.gpu.model import Card, Observation, ProbeStep
+from provisioner.gpu.model import Probe as Probe
+from provisioner.gpu.model import ProbeVerdict as ProbeVerdict
 from provisioner.gpu.runner import ChildEnd, Exited, Hung, Killed, Limits, Message, NotStarted, run_child
 from provisioner.gpu.xid import XidEvent, events_on, parse_kernel_log
 
@@ -180,24 +181,6 @@ class NvmlEventSource:
         self._events = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """What the sources said between two moments.
-
-    ``sources`` could be read at both; ``unreadable`` says why the others could not. ``events`` are on the watched card,
-    ``elsewhere`` on others.
-    """
-
-    sources: tuple[str, ...]
-    unreadable: tuple[str, ...]
-    events: tuple[XidEvent, ...]
-    elsewhere: tuple[XidEvent, ...]
-
-    @property
-    def is_observed(self) -> bool:
-        return bool(self.sources)
-
-
 def sources_for(card: Card, nvml: Any = None) -> tuple[XidSource, ...]:
     """Every source of Xids on a Linux host, the fullest first."""
     return (KmsgSource(), JournalSource(), NvmlEventSource(card, nvml))
@@ -257,33 +240,6 @@ class XidWatch:
         )
 
 
-class ProbeVerdict(StrEnum):
-    """What the wedge probe found."""
-
-    ANSWERS = "answers"
-    WEDGED = "wedged"
-    LOST = "lost"
-    TOOLCHAIN = "toolchain"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeStep:
-    """``bytes`` allocated, written and freed in ``seconds``; None where so much was not free."""
-
-    bytes: int
-    seconds: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """Verdict of one probe, the steps that it got through, and why it ended as it did."""
-
-    verdict: ProbeVerdict
-    steps: tuple[ProbeStep, ...]
-    why: str
-    seconds: float
-
-
 # More than any driver takes for a context: with so much free, a refusal is a fault and not a full card.
 _CONTEXT_BYTES = 1 << 30
 _OUT_OF_MEMORY = 2
@@ -311,7 +267,7 @@ def probe_card(
         [sys.executable, "-I", str(_PROBE_PROGRAM)],
         request={"pci": card.pci, "library": library, "sizes": list(sizes)},
         environment=environment,
-        limits=Limits(silence=seconds, work=seconds, total=seconds),
+        limits=Limits(start=seconds, silence=seconds, work=seconds, total=seconds),
         on_message=messages.append,
     )
     verdict, why = _judge_probe(card, messages, end)

@@ -23,8 +23,12 @@ _REAP_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds without any line, without a line other than a heartbeat, and in all."""
+    """Seconds: to the first line of work, then between any two lines, between two lines of work, and in all.
 
+    A heartbeat is a line, but not one of work. Starting can take long (a first import of torch from a slow disk).
+    """
+
+    start: float
     silence: float
     work: float
     total: float
@@ -141,16 +145,19 @@ class _Clock:
         now = time.monotonic()
         self._limits = limits
         self._total = now + limits.total
-        self._work = now + limits.work
-        self._silence = now + max(limits.work, limits.silence)
+        self._work = now + limits.start
+        self._silence = now + limits.start
+        self._started = False
 
     def heard(self, message: Message | None) -> None:
         now = time.monotonic()
         if message is None:
             return
-        self._silence = now + self._limits.silence
         if message.get("event") != "beat":
+            self._started = True
             self._work = now + self._limits.work
+        if self._started:
+            self._silence = now + self._limits.silence
 
     def seconds_left(self) -> float:
         return max(0.0, min(self._total, self._work, self._silence) - time.monotonic())
@@ -159,6 +166,8 @@ class _Clock:
         now = time.monotonic()
         if now >= self._total:
             return f"it was not done after {self._limits.total:.0f} s"
+        if now >= self._work and not self._started:
+            return f"it had not started after {self._limits.start:.0f} s"
         if now >= self._work:
             return f"it made no progress for {self._limits.work:.0f} s"
         if now >= self._silence:

@@ -1,13 +1,56 @@
-"""Native libraries made on the spot, once a session."""
+"""Native libraries made on the spot, once a session, and the child's files loaded into this process."""
 
+import importlib.util
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 Build = Callable[..., Path]
+
+GPU = Path(__file__).parents[2] / "provisioner" / "gpu"
+MARLIN = GPU.parent / "marlin"
+
+
+class Recorder:
+    """A voice that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+
+    def say(self, event: str, **values: Any) -> None:
+        self.said.append({"event": event, **values})
+
+    def results(self) -> list[dict[str, Any]]:
+        return [message for message in self.said if message["event"] == "result"]
+
+
+def load_by_path(name: str) -> ModuleType:
+    """A file of gpu/ as the child loads it: by path, outside its package."""
+    spec = importlib.util.spec_from_file_location(f"verify_{name}", GPU / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[f"verify_{name}"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def child() -> ModuleType:
+    return load_by_path("child")
+
+
+@pytest.fixture(scope="session")
+def library(build_library: "Build") -> Path:
+    from .op_library import build_op_library
+
+    return build_op_library(build_library)
 
 
 @pytest.fixture(scope="session")

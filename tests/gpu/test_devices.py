@@ -6,10 +6,6 @@ import pytest
 
 from provisioner.errors import UsageError
 from provisioner.gpu.devices import (
-    CardBin,
-    CardProcess,
-    Link,
-    LostCard,
     NoCardError,
     NoDriverError,
     bin_of,
@@ -17,6 +13,7 @@ from provisioner.gpu.devices import (
     select_card,
     visibility_of,
 )
+from provisioner.gpu.model import CardBin, CardProcess, Link, LostCard
 
 from .fake_nvml import GIB, FakeCard, FakeNvml, mixed_rig
 

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.gpu.devices import Card, read_inventory
+from provisioner.gpu.devices import read_inventory
 from provisioner.gpu.health import (
     JournalSource,
     KmsgSource,
     NvmlEventSource,
-    ProbeStep,
-    ProbeVerdict,
     XidWatch,
     probe_card,
 )
+from provisioner.gpu.model import Card, ProbeStep, ProbeVerdict
 
 from .conftest import Build
 from .fake_nvml import GIB, FakeCard, FakeNvml

@@ -12,7 +12,7 @@ import pytest
 
 from provisioner.gpu.runner import Exited, Hung, Killed, Limits, NotStarted, run_child
 
-GENEROUS = Limits(silence=20, work=20, total=20)
+GENEROUS = Limits(start=20, silence=20, work=20, total=20)
 
 
 def run(code: str, limits: Limits = GENEROUS, request: dict[str, Any] | None = None) -> tuple[Any, list[Any]]:
@@ -57,7 +57,9 @@ def test_a_signal_is_named(name: str) -> None:
 
 def test_silence_is_a_hang() -> None:
     started = time.monotonic()
-    end, messages = run('import time; print(\'{"event": "x"}\'); time.sleep(60)', Limits(silence=0.3, work=5, total=20))
+    end, messages = run(
+        'import time; print(\'{"event": "x"}\'); time.sleep(60)', Limits(start=20, silence=0.3, work=5, total=20)
+    )
     assert isinstance(end, Hung)
     assert "no sign of life" in end.why
     assert end.left_behind is None
@@ -65,16 +67,23 @@ def test_silence_is_a_hang() -> None:
     assert time.monotonic() - started < 5
 
 
-def test_heartbeats_without_work_are_a_hang() -> None:
+def test_a_child_that_never_starts_is_a_hang() -> None:
     code = 'import time\nwhile True:\n    print(\'{"event": "beat"}\')\n    time.sleep(0.05)'
-    end, _ = run(code, Limits(silence=5, work=0.5, total=20))
+    end, _ = run(code, Limits(start=0.5, silence=5, work=5, total=20))
+    assert isinstance(end, Hung)
+    assert "had not started" in end.why
+
+
+def test_heartbeats_without_work_are_a_hang() -> None:
+    code = 'import time\nprint("{}")\nwhile True:\n    print(\'{"event": "beat"}\')\n    time.sleep(0.05)'
+    end, _ = run(code, Limits(start=20, silence=5, work=0.5, total=20))
     assert isinstance(end, Hung)
     assert "no progress" in end.why
 
 
 def test_endless_work_is_a_hang() -> None:
     code = 'import time\nwhile True:\n    print(\'{"event": "x"}\')\n    time.sleep(0.05)'
-    end, _ = run(code, Limits(silence=5, work=5, total=0.5))
+    end, _ = run(code, Limits(start=20, silence=5, work=5, total=0.5))
     assert isinstance(end, Hung)
     assert "not done" in end.why
 
@@ -87,7 +96,7 @@ def test_a_child_that_ignores_sigterm_and_its_own_children_are_gone() -> None:
         "print(json.dumps({'inner': inner.pid}))\n"
         "time.sleep(60)\n"
     )
-    end, (message,) = run(code, Limits(silence=1, work=1, total=20))
+    end, (message,) = run(code, Limits(start=20, silence=1, work=1, total=20))
     assert isinstance(end, Hung)
     for _ in range(50):
         if not is_running(message["inner"]):
