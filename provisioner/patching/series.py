@@ -77,8 +77,7 @@ def judge_series(
     """
     facts = {path: files[path] for path in touched_paths(series)}
     _check_pristine(facts)
-    shipment = Shipment.of(record, facts)
-    missing = shipment.missing_of(series)
+    missing = Shipment(record, facts).missing_of(series)
     strands = tie_strands(series, {number: frozenset(paths) for number, paths in missing.items()})
     judge = _Judge(series, facts, missing, strands)
     return judge.verdict()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from provisioner.digests import Digest
 from provisioner.patching.model import Create, Cut, FileChange, FileFacts, Rename, SeriesPatch, Verdict
@@ -19,29 +20,15 @@ class Missing:
     moved_to: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Shipment:
-    """The shipped paths with their digests (all of them, if ``is_whole``), and what can be said of a path from them."""
+    """What can be said of a path from RECORD or, without it, from the touched files alone.
 
-    digests: Mapping[str, Digest | None]
-    is_whole: bool
-    roots: frozenset[str]
-    suffixes: frozenset[tuple[str, str]]
+    RECORD has thousands of rows, so they are gone through only for a path that raises a question.
+    """
 
-    @classmethod
-    def of(cls, record: Record | None, facts: Mapping[str, FileFacts]) -> "Shipment":
-        """From RECORD; without it, from the touched files alone."""
-        if record is not None:
-            digests = {entry.path: entry.digest for entry in record}
-        else:
-            digests = {path: fact.recorded for path, fact in facts.items() if fact.recorded is not None}
-        packaged = [path for path in digests if not _top(path).endswith((".dist-info", ".data"))]
-        return cls(
-            digests=digests,
-            is_whole=record is not None,
-            roots=frozenset(_top(path) for path in packaged),
-            suffixes=frozenset((_top(path), _suffix(path)) for path in packaged),
-        )
+    def __init__(self, record: Record | None, facts: Mapping[str, FileFacts]) -> None:
+        self._record = record
+        self._touched = {path: fact.recorded for path, fact in facts.items() if fact.recorded is not None}
 
     def missing_of(self, series: Sequence[SeriesPatch]) -> dict[int, dict[str, Missing]]:
         """Per patch number, the paths that are neither shipped nor made by an earlier patch of the series."""
@@ -60,33 +47,52 @@ class Shipment:
 
     def _missing(self, change: FileChange, item: SeriesPatch, present: Mapping[str, bool]) -> Missing | None:
         if isinstance(change, Create):
-            may_be_there = not self.is_whole or _top(change.path) in self.roots | item.new_roots
-            return None if may_be_there else self._not_shipped(change.path)
+            return None if self._may_create(change.path, item) else _not_shipped(change.path)
         source = change.source if isinstance(change, Rename) else change.path
-        if source in self.digests or source in present or (isinstance(change, Rename) and change.path in self.digests):
+        if source in present or self._ships(source) or (isinstance(change, Rename) and self._ships(change.path)):
             return None
-        if _top(source) not in self.roots or (_top(source), _suffix(source)) not in self.suffixes:
-            return self._not_shipped(source)
+        kin = [path for path in self._paths if _top(path) == _top(source)]
+        if not any(_suffix(path) == _suffix(source) for path in kin):
+            return _not_shipped(source)
         moved_to, sure = self._where_it_went(source, item.cuts.get(change.path, Cut()).digest)
         why = "the build does not ship this file"
         if moved_to is not None:
             why += f"; the same bytes are at {moved_to}" if sure else f"; a file of the same name is at {moved_to}"
         return Missing(verdict=Verdict.TARGET_MISSING, why=why, moved_to=moved_to)
 
-    def _not_shipped(self, path: str) -> Missing:
-        if _top(path) in _COMPILED:
-            return Missing(verdict=Verdict.NOT_SHIPPED, why="compiled sources: a change cannot take effect in a wheel")
-        return Missing(verdict=Verdict.NOT_SHIPPED, why="no wheel of the distribution ships such a path")
+    def _ships(self, path: str) -> bool:
+        return path in self._touched or (self._record is not None and path in self._record)
+
+    def _may_create(self, path: str, item: SeriesPatch) -> bool:
+        """Whether a new file may lie there: beside shipped ones, or where the series says so."""
+        top = _top(path)
+        if top in item.new_roots or any(_top(other) == top for other in self._touched):
+            return True
+        return not self._paths or any(_top(other) == top for other in self._paths)
+
+    @cached_property
+    def _paths(self) -> tuple[str, ...]:
+        every = self._touched if self._record is None else self._record.entries
+        return tuple(path for path in every if not _top(path).endswith((".dist-info", ".data")))
 
     def _where_it_went(self, path: str, digest: Digest | None) -> tuple[str | None, bool]:
         """Another path with the same bytes, else the only one with the same file name; and whether the bytes say so."""
         if digest is not None:
-            same = [other for other, found in self.digests.items() if found == digest]
+            same = [other for other in self._paths if self._digest(other) == digest]
             if same:
                 return min(same, key=lambda other: (_name(other) != _name(path), other)), True
         name = _name(path)
-        alike = [other for other in self.digests if _name(other) == name]
+        alike = [other for other in self._paths if _name(other) == name]
         return (alike[0], False) if len(alike) == 1 and name != "__init__.py" else (None, False)
+
+    def _digest(self, path: str) -> Digest | None:
+        return self._touched.get(path) or (self._record.digest(path) if self._record is not None else None)
+
+
+def _not_shipped(path: str) -> Missing:
+    if _top(path) in _COMPILED:
+        return Missing(verdict=Verdict.NOT_SHIPPED, why="compiled sources: a change cannot take effect in a wheel")
+    return Missing(verdict=Verdict.NOT_SHIPPED, why="no wheel of the distribution ships such a path")
 
 
 def _top(path: str) -> str:
