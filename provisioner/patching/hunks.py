@@ -251,14 +251,19 @@ class _Surface:
     content: bytes
     text: bytes
     blocks: tuple[_Block, ...]
-    scopes: ScopeMap | None
+    is_python: bool
+
+    @property
+    def scopes(self) -> ScopeMap | None:
+        """The scopes of the content without CRs; None where it is not Python. Worked out only if asked for."""
+        return map_scopes(_without_cr(self.content)) if self.is_python else None
 
 
 def _prepare(content: bytes, change: FileChange) -> _Surface:
     exact = _ends_of(change) == "mixed"
     text = content if exact else _without_cr(content)
     blocks = tuple(_block_of(hunk, exact=exact) for hunk in change.hunks)
-    return _Surface(content, text, blocks, map_scopes(_without_cr(content)) if _is_python(change.path) else None)
+    return _Surface(content, text, blocks, _is_python(change.path))
 
 
 def _is_python(path: str) -> bool:
@@ -359,7 +364,7 @@ def _in_scope(surface: _Surface, block: _Block, scope: str | None, side: Literal
     if side == "old" and found and block.old in block.new:
         done = _find_all(surface.text, block.new)
         found = [at for at in found if not _lies_inside(at, len(block.old), done, len(block.new))]
-    if scope is None or surface.scopes is None:
+    if scope is None or not found or surface.scopes is None:
         return _Places(found, [])
     inside = [at for at in found if _scope_at(surface, block, at, side) == scope]
     return _Places(inside, [at for at in found if at not in inside]) if len(inside) < len(found) else _Places(found, [])
@@ -370,10 +375,11 @@ def _lies_inside(at: int, length: int, starts: list[int], size: int) -> bool:
 
 
 def _scope_at(surface: _Surface, block: _Block, at: int, side: Literal["old", "new"]) -> str | None:
-    if surface.scopes is None:
+    scopes = surface.scopes
+    if scopes is None:
         return None
     lead = block.lead_old if side == "old" else block.lead_new
-    return surface.scopes.scope_at(_plain_offset(surface, at + lead), block.indent)
+    return scopes.scope_at(_plain_offset(surface, at + lead), block.indent)
 
 
 def _plain_offset(surface: _Surface, at: int) -> int:
@@ -611,7 +617,7 @@ def _report(surface: _Surface, search: _Search) -> HunkVerdict:
         offset=offset,
         scope=search.scope,
         found_scope=search.scope,
-        why="" if search.scope is not None or surface.scopes is None else "scope unknown",
+        why="" if search.scope is not None or not surface.is_python else "scope unknown",
     )
 
 
@@ -634,18 +640,19 @@ def _splice(surface: _Surface, searches: Sequence[_Search]) -> bytes:
 
 
 def _splice_at(surface: _Surface, places: Sequence[tuple[int, _Block]]) -> bytes:
-    newlines, pairs = surface.content.count(b"\n"), surface.content.count(b"\r\n")
-    if surface.text is not surface.content and newlines != pairs:
+    has_crlf = surface.text is not surface.content
+    if has_crlf and surface.content.count(b"\n") != surface.content.count(b"\r\n"):
         return _splice_mixed(surface, places)
+    has_newline = b"\n" in surface.text
     parts: list[bytes] = []
     end = 0
     for at, block in places:
         # A file without any newline has no line ends of its own to keep.
-        parts += (surface.text[end:at], block.new if newlines else block.new_verbatim)
+        parts += (surface.text[end:at], block.new if has_newline else block.new_verbatim)
         end = at + len(block.old)
     parts.append(surface.text[end:])
     out = b"".join(parts)
-    return out if surface.text is surface.content else out.replace(b"\n", b"\r\n")
+    return out.replace(b"\n", b"\r\n") if has_crlf else out
 
 
 def _splice_mixed(surface: _Surface, places: Sequence[tuple[int, _Block]]) -> bytes:
