@@ -304,8 +304,10 @@ class _Judge:
         explanation = turn.track.explanation
         if explanation is None:
             return Verdict.FOREIGN, _why_foreign(self._facts[path])
+        if same_as is not None:
+            return Verdict.ALREADY_IN_SERIES, ""
         if forward is Verdict.APPLIED:
-            return self._already_there(turn, same_as)
+            return self._already_there(turn)
         if forward not in (Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET):
             there = number in explanation.applied
             return forward, "it stands on disk, but not on the output of its predecessors" if there else ""
@@ -317,10 +319,8 @@ class _Judge:
             return Verdict.PARTIAL, "some of its hunks are applied"
         return forward, ""
 
-    def _already_there(self, turn: _Turn, same_as: int | None) -> tuple[Verdict, str]:
+    def _already_there(self, turn: _Turn) -> tuple[Verdict, str]:
         """The verdict where the state before the patch holds its result already."""
-        if same_as is not None:
-            return Verdict.ALREADY_IN_SERIES, ""
         assert turn.track.pristine is not None
         if carry_out(turn.track.strand, State(contents=turn.track.pristine), turn.link).stands_already:
             return Verdict.PROBABLY_MERGED, "the build has it already"
@@ -439,9 +439,9 @@ def _hunks_on_disk(
 
 def _restate(hunk: HunkVerdict, verdict: Verdict) -> HunkVerdict:
     """Say of a hunk what its file's verdict means for it."""
-    if verdict in (Verdict.APPLIED, Verdict.STALE_VERSION):
-        return replace(hunk, verdict=verdict)
-    if hunk.verdict is Verdict.APPLIED and verdict in (Verdict.PROBABLY_MERGED, Verdict.ALREADY_IN_SERIES):
+    if verdict in (Verdict.APPLIED, Verdict.STALE_VERSION, Verdict.ALREADY_IN_SERIES):
+        return replace(hunk, verdict=verdict, why="")
+    if hunk.verdict is Verdict.APPLIED and verdict is Verdict.PROBABLY_MERGED:
         return replace(hunk, verdict=verdict)
     return hunk
 
