@@ -33,6 +33,7 @@ ENTRIES = (
     Entry(name="status", module="status", function="status", panel="Environment"),
     Entry(name="revert", module="revert", function="revert", panel="Environment"),
     Entry(name="lock", module="lock", function="lock", panel="Environment"),
+    Entry(name="drift", module="drift", function="drift", panel="Patches"),
     Entry(name="serve", module="serve", function="serve", panel="Serving"),
     Entry(name="doctor", module="doctor", function="doctor", panel="Serving"),
     Entry(name="units", module="units", function="units", panel="Serving"),

@@ -148,7 +148,7 @@ def _judge_subject(subject: Subject, read: _Read, facts: Mapping[str, FileFacts]
             policy=policy,
             verdict=verdict,
             response=response_to(verdict.verdict, policy, subject.responses),
-            account=explain_patch(verdict, facts, read.record),
+            account=explain_patch(verdict),
             key=drift_key(subject.name, verdict),
         )
 

@@ -1,0 +1,12 @@
+"""What a report means for the exit code. Pure."""
+
+from provisioner.drift.model import DriftReport
+
+HOLDS, DRIFTED, UNREADABLE = 0, 1, 4
+
+
+def exit_code(report: DriftReport) -> int:
+    """1 where a policy fails; else 4 where a build could not be read (its answer is not known); else 0."""
+    if report.failing:
+        return DRIFTED
+    return UNREADABLE if report.unread else HOLDS

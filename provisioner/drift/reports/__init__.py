@@ -1,0 +1,1 @@
+"""A drift report in each of its forms. Pure: report in, text out."""

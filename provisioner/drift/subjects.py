@@ -1,0 +1,60 @@
+"""What is judged: recipes' series from the store, or patches from files and folders."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from packaging.version import Version
+
+from provisioner.drift.scan import Subject
+from provisioner.errors import UsageError
+from provisioner.patching.model import SeriesPatch
+from provisioner.patching.store import load_series_patch, open_stored_patch
+from provisioner.provisioning.series import RecipeSeries
+from provisioner.provisioning.store import open_series
+from provisioner.recipe import Recipe
+from provisioner.resources import patches_folder
+
+
+def recipe_subject(recipe: Recipe, frozen: Mapping[str, Version]) -> Subject:
+    """A recipe's series; a frozen patch keeps, on every build, the text that it has for one version."""
+
+    def series_for(version: Version) -> RecipeSeries:
+        return _freeze(open_series(recipe, version), frozen)
+
+    return Subject(name=recipe.name, series_for=series_for, responses=recipe.drift)
+
+
+def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:
+    """``ID@VERSION`` texts.
+
+    Raises UsageError for one that is not.
+    """
+    frozen = {}
+    for text in texts:
+        patch_id, at, version = text.rpartition("@")
+        if not at or not patch_id:
+            raise UsageError("not a variant", where=text, expected="ID@VERSION, such as sm80-cpu-repack@0.29.0")
+        frozen[patch_id] = Version(version)
+    return frozen
+
+
+def _freeze(series: RecipeSeries, frozen: Mapping[str, Version]) -> RecipeSeries:
+    if not frozen:
+        return series
+
+    return replace(
+        series,
+        patches=tuple(_frozen_text(patch, frozen) for patch in series.patches),
+        unwanted=tuple(_frozen_text(patch, frozen) for patch in series.unwanted),
+    )
+
+
+def _frozen_text(patch: SeriesPatch, frozen: Mapping[str, Version]) -> SeriesPatch:
+    version = frozen.get(patch.patch.id)
+    if version is None:
+        return patch
+    stored = open_stored_patch(patches_folder(), patch.patch.id)
+    variant = stored.variant_for(version)
+    if variant is None:
+        raise UsageError(f"the patch has no text for {version}", where=patch.patch.id)
+    return load_series_patch(stored, variant)
