@@ -1263,6 +1263,15 @@ def signal_cases() -> Iterator[Case]:
         yield Case(kernel, f"launch signals, {name}", path, run, options, unpatched, interpreter_only=True)
 
 
+def first_of_each(cases: Sequence[Case]) -> list[Case]:
+    """The first case of each kernel that passes unpatched, and the first that fails."""
+    chosen: dict[tuple[str, str], Case] = {}
+    for case in cases:
+        if case.unpatched != "unsafe":
+            chosen.setdefault((case.kernel, case.unpatched), case)
+    return list(chosen.values())
+
+
 def run_case(case: Case, sides: Sides) -> dict[str, Any]:
     try:
         case.run(sides, **case.options)
@@ -1285,6 +1294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernel", action="append", help="only this kernel (may be repeated)")
     parser.add_argument("--case", action="append", help="only the cases of this name (may be repeated)")
     parser.add_argument("--unpatched", action="append", choices=("passes", "fails", "unsafe"), help="only these cases")
+    parser.add_argument("--quick", action="store_true", help="two cases a kernel: one valid, one that shows the defect")
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     options = parser.parse_args(arguments)
     if (options.device == "cpu") != INTERPRETED:
@@ -1297,6 +1307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and (not options.unpatched or case.unpatched in options.unpatched)
         and not (options.device == "cuda" and case.interpreter_only)
     ]
+    if options.quick:
+        cases = first_of_each(cases)
     if not cases:
         parser.error("no case is left; --list shows them")
     if options.list:
