@@ -1,9 +1,10 @@
 """``provision patch``: judge patches on a tree of files, apply them, take them back, look at them."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,7 +47,8 @@ Strip = Annotated[
     int | None, typer.Option("--strip", metavar="N", min=0, help="Leading parts to take off paths in patch files.")
 ]
 CutAgainst = Annotated[
-    str | None, typer.Option("--cut-against", metavar="VERSION", help="The release that patch files were cut against.")
+    str | None,
+    typer.Option("--cut-against", metavar="VERSION", help="The release, or wheel, that patch files were cut against."),
 ]
 Overlay = Annotated[
     list[Path] | None, typer.Option("--overlay", metavar="DIR", help="A folder of new files, under --root.")
@@ -63,8 +65,30 @@ def build_group() -> typer.Typer:
 
     group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
     for function in (check, apply, revert, show, lint, diff):
-        group.command(function.__name__)(exiting(function))
+        group.command(function.__name__)(exiting(_explaining(function)))
     return group
+
+
+def _explaining(function: Callable[..., int]) -> Callable[..., int]:
+    """The same command, for which a file that cannot be read or written is no bug of ours.
+
+    Whatever changes files translates its own failures; what comes here happened before or after.
+    """
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> int:
+        from provisioner.errors import EnvironmentConflictError
+
+        try:
+            return function(*args, **kwargs)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise EnvironmentConflictError(
+                f"a file cannot be read or written: {error.strerror}", where=error.filename
+            ) from error
+
+    return command
 
 
 def check(
@@ -285,7 +309,8 @@ def _read_sources(wanted: "Wanted", tree: "Tree", cut_against: str | None) -> "t
     sources = read_sources(wanted, tree.version, recipes)
     if cut_against is None:
         return sources
-    with _opened_wheel(f"pypi:{cut_against}", tree.distribution) as shipped:
+    spec = cut_against if cut_against.endswith(".whl") else f"pypi:{cut_against}"
+    with _opened_wheel(spec, tree.distribution) as shipped:
         return take_scopes(sources, shipped.wheel)
 
 
@@ -313,7 +338,8 @@ def _open_installed(venv: Path | None, site_packages: Path | None, package: str,
     else:
         assert site_packages is not None
         site = open_site_packages(site_packages.expanduser().absolute(), package)
-    return InstalledTree(site=site, open_wheel=lambda: _open_shipped(wheel or _spec_of(site), package).wheel)
+    spec = wheel or _spec_of(site)
+    return InstalledTree(site=site, open_wheel=(lambda: _open_shipped(spec, package).wheel) if spec else None)
 
 
 def _say_where(what: str) -> Exception:
@@ -322,10 +348,12 @@ def _say_where(what: str) -> Exception:
     return UsageError(what, hints=("--venv DIR", "--site-packages DIR", "--against pypi:VERSION (to look only)"))
 
 
-def _spec_of(site: "Site") -> str:
-    """The build that is installed, as a place to read it from."""
+def _spec_of(site: "Site") -> str | None:
+    """The build that is installed, as a place to read it from; only vllm's are looked up."""
     from provisioner.wheels.names import commit_of
 
+    if site.distribution != "vllm":
+        return None
     commit = commit_of(site.version)
     return f"commit:{commit}" if commit else f"pypi:{site.version.public}"
 

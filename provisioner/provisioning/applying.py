@@ -1,13 +1,14 @@
 """A series of patches brought to the disk of an environment, and recorded."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from provisioner import __version__
 from provisioner.digests import digest_of
 from provisioner.environment.site import Site
-from provisioner.errors import CannotObtainError
+from provisioner.errors import CannotObtainError, NotRestoredError, RestoredError
 from provisioner.patching.diff import print_patch
 from provisioner.patching.hold import Holder, hold_environment
 from provisioner.patching.model import (
@@ -69,7 +70,8 @@ def apply(
         looked = _look(tree, sources, reset=reset)
         if looked.judgement.verdict.blocking:
             return Application(judgement=looked.judgement, recovery=recovery)
-        _keep(site, looked)
+        with _nothing_written(site):
+            _keep(site, looked)
         files = execute(
             site.site_packages,
             site.state_dir,
@@ -77,10 +79,37 @@ def apply(
             record=site.record,
             may_create=frozenset(looked.judgement.verdict.final),
         )
-        receipt = _make_receipt(site, looked)
-        if not is_receipt_current(read_receipt(site.state_dir), receipt):
-            write_receipt(site.state_dir, receipt)
+        record_in_receipt(site, _make_receipt(site, looked))
     return Application(judgement=looked.judgement, files=files, recovery=recovery)
+
+
+def record_in_receipt(site: Site, receipt: Receipt) -> None:
+    """Write the receipt where it says something new.
+
+    Raises NotRestoredError where it cannot be written: by then the files are changed.
+    """
+    if is_receipt_current(read_receipt(site.state_dir), receipt):
+        return
+    try:
+        write_receipt(site.state_dir, receipt)
+    except OSError as error:
+        raise NotRestoredError(
+            f"the files are changed and proven, but the receipt cannot be written: {error.strerror}",
+            where=str(site.state_dir),
+            hints=("mend the cause and run the same command again: it will only write the receipt",),
+        ) from error
+
+
+@contextmanager
+def _nothing_written(site: Site) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RestoredError(
+            f"what must be kept for taking back cannot be written: {error.strerror}; no file was changed",
+            where=str(site.state_dir),
+            hints=(f"make room on its file system (df -h {site.state_dir}) and run the command again",),
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
