@@ -78,7 +78,8 @@ class _Parser:
         self._refuse_other_encodings(text)
         text = text.removeprefix(b"\xef\xbb\xbf")
         self._lines = text.split(b"\n")
-        if self._lines[-1] == b"":
+        self._is_whole = self._lines[-1] == b""
+        if self._is_whole:
             self._lines.pop()
         self._at = 0
         self._commit = 0
@@ -302,10 +303,19 @@ class _Parser:
                     found=show(line),
                 )
             self._at += 1
+        self._refuse_half_a_line()
         if self._line().startswith(b"\\ ") and out and out[-1].ends:
             out[-1] = replace(out[-1], ends=False)
             self._at += 1
         return tuple(out)
+
+    def _refuse_half_a_line(self) -> None:
+        if self._at == len(self._lines) and not self._is_whole:
+            self._at -= 1
+            self._fail(
+                "the last line has no newline, so the text may be cut off",
+                hints=("if it is whole, end it: echo >> FILE",),
+            )
 
     def _refuse_bad_body(self, lines: tuple[HunkLine, ...], header: int) -> None:
         old = [(line.text, line.ends) for line in lines if line.kind != "+"]

@@ -142,7 +142,7 @@ HEAD = b"--- a/x.py\n+++ b/x.py\n"
         (b"@@ -1,2 +1,3 @@\n\n+b\n c\n", [(" ", b"", True), ("+", b"b", True), (" ", b"c", True)]),
         (b"@@ -1 +1 @@\n-a\r\n+b\r\n", [("-", b"a\r", True), ("+", b"b\r", True)]),
         (b"@@ -1 +1 @@\n--- a\n+++ b\n", [("-", b"-- a", True), ("+", b"++ b", True)]),
-        (b"@@ -1 +1 @@\n-a\n+b", [("-", b"a", True), ("+", b"b", True)]),
+        (b"@@ -1 +1 @@\n-a\n+b\n\\ No newline", [("-", b"a", True), ("+", b"b", False)]),
     ],
 )
 def test_lines_are_bytes_that_end_at_newline_alone(hunk: bytes, lines: list[tuple[str, bytes, bool]]) -> None:
@@ -213,6 +213,7 @@ GIT = "diff --git a/v/x.py b/v/x.py\n"
         (NAMES + "@@ -1,3 +1,2 @@\n a\n-b\n+c\n" + GIT + NAMES + HUNK, 7, "counts disagree"),
         (NAMES + "@@ -1,1 +1,2 @@\n a\n-b\n+c\n", 5, "counts disagree"),
         (NAMES + "@@ -1,1 +1,1 @@\n-a\n+b\n+c\n", 6, "this line belongs to no hunk"),
+        (NAMES + "@@ -1 +1 @@\n-a\n+b", 5, "the last line has no newline"),
         (NAMES + HUNK + " stray\n", 7, "this line belongs to no hunk"),
         (NAMES + HUNK + "\n stray\n", 8, "this line belongs to no hunk"),
         (NAMES + HUNK + "prose\n", 7, "text directly after a hunk"),
