@@ -118,7 +118,8 @@ def reverse_of(change: FileChange) -> FileChange:
 
 
 def reverse_change(content: bytes | None, change: FileChange, cut: Cut = NO_CUT) -> Applied | Refused:
-    """Take one change back; the scopes hold for both directions, a digest of the file before does not."""
+    """Take one change back. A digest of the file before is of no use for that; the scopes are, unless the change itself
+    renames what encloses its hunks."""
     return apply_change(content, reverse_of(change), replace(cut, digest=None))
 
 
@@ -254,6 +255,13 @@ class _Surface:
     is_python: bool
 
     @property
+    def added_names(self) -> frozenset[str]:
+        """The names of classes and functions whose first lines the change adds."""
+        lines = (line for block in self.blocks for line in block.hunk.lines if line.kind == "+")
+        found = (_NAMED.match(line.text) for line in lines)
+        return frozenset(match[1].decode("utf-8", "replace") for match in found if match is not None)
+
+    @property
     def scopes(self) -> ScopeMap | None:
         """The scopes of the content without CRs; None where it is not Python. Worked out only if asked for."""
         return map_scopes(_without_cr(self.content)) if self.is_python else None
@@ -366,8 +374,16 @@ def _in_scope(surface: _Surface, block: _Block, scope: str | None, side: Literal
         found = [at for at in found if not _lies_inside(at, len(block.old), done, len(block.new))]
     if scope is None or not found or surface.scopes is None:
         return _Places(found, [])
-    inside = [at for at in found if _scope_at(surface, block, at, side) == scope]
+    named = surface.added_names if side == "new" else frozenset()
+    inside = [at for at in found if _fits(_scope_at(surface, block, at, side), scope, named)]
     return _Places(inside, [at for at in found if at not in inside]) if len(inside) < len(found) else _Places(found, [])
+
+
+def _fits(found: str | None, wanted: str, named: frozenset[str]) -> bool:
+    """Whether a scope is the wanted one, but for names that the change itself gives."""
+    if found == wanted:
+        return True
+    return bool(named) and found is not None and set(found.split(".")) <= named | {*wanted.split(".")}
 
 
 def _lies_inside(at: int, length: int, starts: list[int], size: int) -> bool:

@@ -28,7 +28,8 @@ class Shipment:
 
     def __init__(self, record: Record | None, facts: Mapping[str, FileFacts]) -> None:
         self._record = record
-        self._touched = {path: fact.recorded for path, fact in facts.items() if fact.recorded is not None}
+        known = [fact for fact in facts.values() if fact.recorded is not None or fact.pristine is not None]
+        self._touched = {fact.path: fact.recorded for fact in known}
 
     def missing_of(self, series: Sequence[SeriesPatch]) -> dict[int, dict[str, Missing]]:
         """Per patch number, the paths that are neither shipped nor made by an earlier patch of the series."""

@@ -8,6 +8,7 @@ first, never what is true.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 from provisioner.digests import Digest, digest_of
 from provisioner.patching.hunks import (
@@ -38,6 +39,7 @@ _MOST_CHOICES = 4096
 _MOST_PARTIAL_CHOICES = 512
 _MOST_STEPS_BACK = 2048
 _MOST_FOR_ALL = 6
+_MOST_HIDDEN = 4
 
 Contents = tuple[bytes | None, ...]
 
@@ -278,33 +280,42 @@ def _former_options(link: Link) -> list[_Option]:
 
 
 def _hunk_options(strand: Strand, link: Link, found: Contents) -> list[_Option]:
-    """All, none, and those hunks whose new text stands on disk."""
+    """All, none, and choices of hunks: those whose result stands on disk, with each choice of those that a later patch
+    may have hidden, because neither their result nor their start stands there."""
     contents = dict(zip(strand.paths, found, strict=True))
-    kept: list[FileChange] = []
+    sure: list[tuple[FileChange, frozenset[int]]] = []
+    hidden: list[tuple[int, int]] = []
     for change in link.changes:
-        content = contents[change.path]
-        if isinstance(change, Modify) and content is not None and change.hunks:
-            present = present_hunks(content, change, link.cuts.get(change.path, NO_CUT))
-            hunks = tuple(hunk for hunk in change.hunks if hunk.index in present)
-            if hunks:
-                kept.append(replace(change, hunks=hunks))
-        elif _presence(contents, change, NO_CUT)[0]:
-            kept.append(change)
+        cut, content = link.cuts.get(change.path, NO_CUT), contents[change.path]
+        every = frozenset(hunk.index for hunk in change.hunks)
+        if not isinstance(change, Modify) or content is None or not change.hunks:
+            if _presence(contents, change, cut)[0]:
+                sure.append((change, every))
+            continue
+        present = present_hunks(content, change, cut)
+        absent = present_hunks(content, reverse_of(change), cut)
+        sure.append((change, present))
+        hidden += [(len(sure) - 1, index) for index in sorted(every - present - absent)]
     whole = _Option(changes=link.changes)
-    part = _Option(changes=tuple(kept), is_part=True)
-    if not kept:
-        return [_ABSENT]
-    if part.changes == link.changes:
-        return [whole, _ABSENT]
-    singles = [
-        _Option(
-            changes=(*kept[:at], replace(change, hunks=tuple(h for h in change.hunks if h != hunk)), *kept[at + 1 :])
-        )
-        for at, change in enumerate(kept)
-        for hunk in change.hunks
-        if isinstance(change, Modify) and len(change.hunks) > 1
-    ]
-    return [part, whole, _ABSENT, *(replace(single, is_part=True) for single in singles)]
+    parts = (_part(sure, chosen) for chosen in _subsets(hidden[:_MOST_HIDDEN]))
+    return [whole, *(part for part in parts if part.changes not in ((), link.changes)), _ABSENT]
+
+
+def _part(sure: Sequence[tuple[FileChange, frozenset[int]]], chosen: Sequence[tuple[int, int]]) -> _Option:
+    """The changes with their sure hunks and the chosen ones (position of the change, index), left out where empty."""
+    changes: list[FileChange] = []
+    for at, (change, indices) in enumerate(sure):
+        wanted = indices | {index for place, index in chosen if place == at}
+        hunks = tuple(hunk for hunk in change.hunks if hunk.index in wanted)
+        if hunks or not isinstance(change, Modify) or not change.hunks:
+            changes.append(replace(change, hunks=hunks))
+    return _Option(changes=tuple(changes), is_part=True)
+
+
+def _subsets(items: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """All choices of ``items``, the largest first."""
+    for size in range(len(items), -1, -1):
+        yield from combinations(items, size)
 
 
 def _search(

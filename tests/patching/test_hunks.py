@@ -244,3 +244,13 @@ def test_reversal_keeps_the_scope() -> None:
 def test_hunks_keep_their_type() -> None:
     assert isinstance(IN_ONE, Modify)
     assert all(isinstance(hunk, Hunk) for hunk in IN_ONE.hunks)
+
+
+def test_the_result_of_a_change_that_renames_what_encloses_it_is_found() -> None:
+    old = b"def f(x):\n" + b"".join(b"    f_%d = x\n" % n for n in range(20))
+    new = old.replace(b"def f(", b"def g(").replace(b"    f_15 = x\n", b"    f_15 = 0\n")
+    change = change_of(old, new)
+    cut = cut_of(old, change)
+    assert cut is not None
+    assert cut.scopes == ("", "f")
+    assert refused(new, change, cut).verdict is Verdict.APPLIED
