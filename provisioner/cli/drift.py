@@ -1,13 +1,20 @@
 """``provision drift``."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from provisioner.drift.bisect import Bisection
     from provisioner.drift.model import DriftReport
-    from provisioner.progress import Reporter
+    from provisioner.drift.scan import Subject
+    from provisioner.wheels.names import Candidate
+    from provisioner.wheels.settings import IndexSettings
+
+FORMS = ("text", "json", "markdown", "github", "junit")
 
 
 def drift(
@@ -17,11 +24,15 @@ def drift(
         typer.Option(help="nightly, commit:SHA, commits:FILE, pypi, pypi:VERSION, pypi:RANGE, a wheel or a folder."),
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="Only the newest N builds.")] = None,
+    bisect: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="The first build with another answer between two.", metavar="GOOD BAD"),
+    ] = None,
     variant: Annotated[
-        list[str] | None, typer.Option(help="Freeze one text of a patch: ID@VERSION.", metavar="ID@VERSION")
+        list[str] | None, typer.Option(help="Freeze one text of a patch on every build.", metavar="ID@VERSION")
     ] = None,
     build_variant: Annotated[str | None, typer.Option(help="The build's variant, such as cu129.")] = None,
-    form: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this file.")] = None,
     index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
@@ -31,52 +42,92 @@ def drift(
     Example: [bold]provision drift hynix-stable --against 'pypi:>=0.26' --last 5[/bold]
     """
     from provisioner.cli.progress import open_reporter
-    from provisioner.drift.policy import exit_code
 
+    wanted = "json" if as_json else form
+    if wanted not in FORMS:
+        raise typer.BadParameter(f"one of {', '.join(FORMS)}", param_hint="--format")
+    task = _prepare(recipes or [], against or ["pypi"], last, variant or [], build_variant, index_url)
     with open_reporter() as reporter:
-        reporter.stage("judge the patches")
-        report = _scan(recipes or [], against or ["pypi"], last, variant or [], build_variant, index_url, reporter)
-    _write(_print(report, "json" if as_json else form), output)
-    return exit_code(report)
+        reporter.stage(f"judge {len(task.builds)} builds")
+        if bisect is not None:
+            return _finish_bisection(_bisect(task, *bisect, reporter), wanted, output)
+        report = _scan(task, task.builds, reporter)
+    return _finish(report, wanted, output)
 
 
-def _scan(
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    subjects: "tuple[Subject, ...]"
+    builds: "tuple[Candidate, ...]"
+    settings: "IndexSettings"
+    against: tuple[str, ...]
+
+
+def _prepare(
     names: list[str],
     against: list[str],
     last: int | None,
     frozen: list[str],
     build_variant: str | None,
     index_url: str | None,
-    reporter: "Reporter",
-) -> "DriftReport":
+) -> _Task:
     from provisioner.cli.catalogue import all_recipes, open_recipe
     from provisioner.cli.context import read_context
     from provisioner.drift.builds import find_builds
-    from provisioner.drift.scan import scan
     from provisioner.drift.subjects import parse_frozen, recipe_subject
 
     settings = read_context(index_url).settings()
     texts = parse_frozen(frozen)
     chosen = [open_recipe(name) for name in names] or all_recipes()
-    subjects = [recipe_subject(recipe, texts) for recipe in chosen]
-    builds = find_builds(against, settings, last=last, variant=build_variant)
-    return scan(subjects, builds, settings, against=against, reporter=reporter)
+    return _Task(
+        subjects=tuple(recipe_subject(recipe, texts) for recipe in chosen),
+        builds=find_builds(against, settings, last=last, variant=build_variant),
+        settings=settings,
+        against=tuple(against),
+    )
 
 
-def _print(report: "DriftReport", form: str) -> str:
-    import json
+def _scan(task: _Task, builds: "tuple[Candidate, ...]", reporter: Any) -> "DriftReport":
+    from provisioner.drift.scan import scan
 
-    from provisioner.drift.reports.data import SCHEMA, describe_report
+    return scan(task.subjects, builds, task.settings, against=task.against, reporter=reporter)
+
+
+def _bisect(task: _Task, good: str, bad: str, reporter: Any) -> "Bisection":
+    from provisioner.drift.bisect import find_turns
+
+    return find_turns(task.builds, good, bad, lambda build: _scan(task, (build,), reporter).columns[0])
+
+
+def _finish(report: "DriftReport", form: str, output: Path | None) -> int:
+    from provisioner.drift.policy import exit_code
+
+    _write(_printers()[form](report), output)
+    return exit_code(report)
+
+
+def _finish_bisection(found: "Bisection", form: str, output: Path | None) -> int:
+    from provisioner.drift.reports.data import print_bisection_json
+    from provisioner.drift.reports.text import print_bisection
+
+    _write(print_bisection_json(found) if form == "json" else print_bisection(found), output)
+    return 1 if found.turns else 0
+
+
+def _printers() -> "dict[str, Callable[[DriftReport], str]]":
+    from provisioner.drift.reports.data import print_report_json
+    from provisioner.drift.reports.github import print_github
+    from provisioner.drift.reports.junit import print_junit
+    from provisioner.drift.reports.markdown import print_markdown
     from provisioner.drift.reports.text import print_text
 
-    match form:
-        case "text":
-            return print_text(report)
-        case "json":
-            payload = {"schema": f"provision/{SCHEMA}/1", **describe_report(report)}
-            return json.dumps(payload, indent=2, default=str) + "\n"
-        case _:
-            raise typer.BadParameter("not a form of the report", param_hint="--format")
+    return {
+        "text": print_text,
+        "json": print_report_json,
+        "markdown": print_markdown,
+        "github": print_github,
+        "junit": print_junit,
+    }
 
 
 def _write(text: str, output: Path | None) -> None:

@@ -12,7 +12,7 @@ from packaging.version import Version
 from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.recipe import DriftResponse, PatchPolicy
 
-_HOLDS: Final = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET, Verdict.APPLIED, Verdict.ALREADY_IN_SERIES})
+HOLDS: Final = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET, Verdict.APPLIED, Verdict.ALREADY_IN_SERIES})
 _MERGED: Final = frozenset({Verdict.MERGED_UPSTREAM, Verdict.PROBABLY_MERGED})
 _BROKEN: Final[Mapping[PatchPolicy, DriftResponse]] = {
     PatchPolicy.REQUIRED: DriftResponse.FAIL,
@@ -92,7 +92,7 @@ def response_to(verdict: Verdict, policy: PatchPolicy, own: Mapping[str, DriftRe
     """What a verdict means: the recipe's own word for it, else by policy."""
     if str(verdict) in own:
         return own[str(verdict)]
-    if verdict in _HOLDS:
+    if verdict in HOLDS:
         return DriftResponse.IGNORE
     if verdict in _MERGED:
         return DriftResponse.NOTICE

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from provisioner.drift.bisect import Bisection, answer_of
 from provisioner.drift.model import Cell, Column, DriftReport
 from provisioner.patching.model import Verdict
 from provisioner.recipe import DriftResponse
@@ -49,6 +50,17 @@ def changes(report: DriftReport, row: tuple[str, str]) -> Iterator[tuple[Column,
 def print_text(report: DriftReport) -> str:
     """The whole report as plain text."""
     return "\n".join([*_table(report), "", *_accounts(report), *_unread(report), _cost(report)]) + "\n"
+
+
+def print_bisection(found: Bisection) -> str:
+    """Where each patch turned, as plain text."""
+    lines = [
+        f"{turn.recipe}: {turn.patch}: {answer_of(turn.before)} up to {turn.last.label}, "
+        f"{turn.after.verdict.verdict} from {turn.first.label}\n"
+        + "".join(f"    {line}\n" for line in turn.after.account)
+        for turn in found.turns
+    ] or [f"no answer differs between {found.good.label} and {found.bad.label}\n"]
+    return "".join([*lines, f"{found.judged} wheels read, {found.between} builds lie between\n"])
 
 
 def legend(report: DriftReport) -> str:

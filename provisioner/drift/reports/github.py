@@ -1,0 +1,39 @@
+"""The report for GitHub Actions: annotations, one a drift, as workflow commands."""
+
+from collections.abc import Iterator
+
+from provisioner.drift.model import Cell, DriftReport
+from provisioner.drift.reports.text import changes, row_keys
+from provisioner.recipe import DriftResponse
+
+_LEVELS = {DriftResponse.FAIL: "error", DriftResponse.WARN: "warning", DriftResponse.NOTICE: "notice"}
+
+
+def print_github(report: DriftReport) -> str:
+    """A workflow command for each drift where it begins; nothing where all holds."""
+    lines = [*_annotations(report)]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _annotations(report: DriftReport) -> Iterator[str]:
+    for recipe, patch in row_keys(report):
+        for column, cell in changes(report, (recipe, patch)):
+            level = _LEVELS.get(cell.response)
+            if level is not None:
+                title = _property(f"{patch} ({recipe}) on {column.build.label}")
+                yield f"::{level} title={title}::{_data(_text(cell))}"
+    for column in report.unread:
+        title = _property(f"{column.build.label} could not be read")
+        yield f"::warning title={title}::{_data(column.failure or '')}"
+
+
+def _text(cell: Cell) -> str:
+    return "\n".join([f"{cell.verdict.verdict}, key {cell.key}", *cell.account])
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
