@@ -99,6 +99,12 @@ class NoCompatibleWheelError(CannotObtainError):
     code = "no-compatible-wheel"
 
 
+class InvalidWheelError(CannotObtainError):
+    """Bytes arrived, or lie there, that are no wheel."""
+
+    code = "invalid-wheel"
+
+
 class HashMismatchError(CannotObtainError):
     """Bytes arrived, but not the ones that were promised."""
 

@@ -45,10 +45,12 @@ PURE = frozenset(
         "serving.rules",
         "serving.sse",
         "serving.units",
+        "wheels.directory",
         "wheels.names",
         "wheels.record",
         "wheels.simple",
         "wheels.urls",
+        "wheels.zipped",
     )
 )
 IMPURE_LIBRARIES = frozenset(

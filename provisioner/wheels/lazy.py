@@ -19,11 +19,11 @@ from typing import Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 from provisioner.digests import Digest, digest_of
-from provisioner.errors import CannotObtainError, HashMismatchError, NetworkError, NoSuchBuildError
+from provisioner.errors import CannotObtainError, HashMismatchError, NetworkError
 from provisioner.wheels.cache import Entry, WheelCache, key_of_url
 from provisioner.wheels.download import download_wheel
 from provisioner.wheels.record import Record
-from provisioner.wheels.transport import Progress, Reply, Transport
+from provisioner.wheels.transport import GONE, Progress, Reply, Transport, missing_file
 from provisioner.wheels.urls import redact, strip_credentials
 from provisioner.wheels.zipped import (
     ENDING_BYTES,
@@ -296,12 +296,8 @@ class RemoteWheel(_ZippedWheel):
 
     def _ask(self, start: int, stop: int | None) -> Reply:
         reply = self._transport.fetch_range(self._url, start, stop, if_match=self._validator)
-        if reply.status in (403, 404, 410):
-            raise NoSuchBuildError(
-                f"the index lists this wheel, but the server does not have it ({reply.status})",
-                where=self.where,
-                hints=("it may still be being uploaded: run the command again in some minutes", "name another build"),
-            )
+        if reply.status in GONE:
+            raise missing_file(self._url, reply.status)
         return reply
 
     def _note(self, reply: Reply) -> None:

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from provisioner import __version__
 from provisioner.digests import Digest
-from provisioner.errors import CannotObtainError, HashMismatchError, NetworkError, ProvisionError
+from provisioner.errors import CannotObtainError, HashMismatchError, NetworkError, NoSuchBuildError, ProvisionError
 from provisioner.wheels.urls import redact, strip_credentials
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ _CHUNK = 1 << 16
 _SLOWEST = 1024
 """Bytes a second. A download below this for a minute is as good as dead: the next attempt goes on from where it is."""
 _SLOW_FOR = 60.0
+GONE = frozenset({403, 404, 410})
+"""Object stores answer 403 for what does not exist to those who may not list it."""
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _Result = TypeVar("_Result")
 
@@ -158,7 +160,7 @@ class Transport:
             headers["If-Match"] = if_match
         reply = self.fetch(
             url,
-            accept=frozenset({200, 206, 404, 403, 410, 412, 416}),
+            accept=frozenset({200, 206, 412, 416}) | GONE,
             headers=headers,
             unread=frozenset({200, 412, 416}),
         )
@@ -261,7 +263,9 @@ class Transport:
         with self._open(url, headers) as response:
             if response.status_code == 416:
                 part.unlink(missing_ok=True)
-                raise _TryAgainError("the server refused to go on with a broken download")
+                raise _TryAgainError("the download ended early, and the server does not go on with it")
+            if response.status_code in GONE:
+                raise missing_file(url, response.status_code)
             if response.status_code not in (200, 206):
                 raise _unexpected(response.status_code, url)
             resumed = response.status_code == 206
@@ -417,6 +421,15 @@ def _checked_range(reply: Reply, start: int, stop: int | None) -> Reply:
         where=redact(reply.url),
         expected=f"bytes {start} to {'the end' if stop is None else stop - 1}",
         found=reply.headers.get("content-range", "no Content-Range") + f", {length} bytes",
+    )
+
+
+def missing_file(url: str, status: int) -> NoSuchBuildError:
+    """What to say of a file that an index lists and its server does not have."""
+    return NoSuchBuildError(
+        f"the server does not have this wheel, although the index lists it ({status})",
+        where=redact(url),
+        hints=("it may still be being uploaded: run the command again in some minutes", "name another build"),
     )
 
 

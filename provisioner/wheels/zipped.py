@@ -16,7 +16,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from provisioner.digests import Digest, digest_from_record
-from provisioner.errors import HashMismatchError, InvalidInputError
+from provisioner.errors import HashMismatchError, InvalidWheelError
 from provisioner.wheels.directory import BeforeTailError, Directory, Member, read_directory
 from provisioner.wheels.names import parse_wheel_name
 from provisioner.wheels.record import Record, parse_record
@@ -46,11 +46,11 @@ class Head:
     ending: bytes = field(repr=False)
 
     def member(self, path: str) -> Member | None:
-        """The member at ``path``; None where there is none. Raises InvalidInputError where its entry cannot be used."""
+        """The member at ``path``; None where there is none. Raises InvalidWheelError where its entry cannot be used."""
         try:
             return self.directory.member(path)
         except (ValueError, struct.error) as error:
-            raise InvalidInputError(
+            raise InvalidWheelError(
                 f"{path} has an entry that wheels do not use: {error}", where=self.filename
             ) from error
 
@@ -67,7 +67,7 @@ class Head:
         try:
             return digest_from_record(hash_field)
         except ValueError as error:
-            raise InvalidInputError(str(error), where=f"{self.filename}: RECORD") from error
+            raise InvalidWheelError(str(error), where=f"{self.filename}: RECORD") from error
 
     @cached_property
     def parsed_record(self) -> Record:
@@ -120,7 +120,7 @@ def read_head(filename: str, size: int, tail: bytes, read_span: ReadSpan, *, whe
 
     ``read_span`` is asked for what the tail lacks; once in the wheels that builders make.
 
-    Raises InvalidInputError where the bytes are no wheel.
+    Raises InvalidWheelError where the bytes are no wheel.
     """
     try:
         directory = read_directory(size, tail)
@@ -148,7 +148,7 @@ def read_head(filename: str, size: int, tail: bytes, read_span: ReadSpan, *, whe
 def unpack_member(path: str, member: Member, raw: bytes, *, where: str) -> bytes:
     """The contents of a member from its local header and data; checked by size and CRC.
 
-    Raises HashMismatchError where they are broken, InvalidInputError for a method other than stored and deflated.
+    Raises HashMismatchError where they are broken, InvalidWheelError for a method other than stored and deflated.
     """
     if raw[:4] != b"PK\x03\x04" or len(raw) < _LOCAL_HEADER:
         raise HashMismatchError(f"{path} does not stand where the directory says", where=where)
@@ -159,7 +159,7 @@ def unpack_member(path: str, member: Member, raw: bytes, *, where: str) -> bytes
     elif member.method == zipfile.ZIP_DEFLATED:
         data = _inflate(packed, member.size)
     else:
-        raise InvalidInputError(f"{path} is packed by method {member.method}, which wheels do not use", where=where)
+        raise InvalidWheelError(f"{path} is packed by method {member.method}, which wheels do not use", where=where)
     if len(data) != member.size or zlib.crc32(data) != member.crc:
         raise HashMismatchError(
             f"{path} arrived broken", where=where, expected=f"CRC {member.crc:08x}", found=f"CRC {zlib.crc32(data):08x}"
@@ -168,7 +168,7 @@ def unpack_member(path: str, member: Member, raw: bytes, *, where: str) -> bytes
 
 
 def find_dist_info(filename: str, members: Iterable[str], *, where: str) -> str:
-    """The name of the wheel's own dist-info folder. Raises InvalidInputError where there is not exactly one."""
+    """The name of the wheel's own dist-info folder. Raises InvalidWheelError where there is not exactly one."""
     project = parse_wheel_name(filename).project
     folders = sorted(
         folder
@@ -178,7 +178,7 @@ def find_dist_info(filename: str, members: Iterable[str], *, where: str) -> str:
         and canonicalize_name(folder.removesuffix(".dist-info").split("-")[0]) == project
     )
     if len(folders) != 1:
-        raise InvalidInputError(
+        raise InvalidWheelError(
             "a wheel must hold one dist-info folder of its own", where=where, found=", ".join(folders) or "none"
         )
     return folders[0]
@@ -197,12 +197,16 @@ def _member(directory: Directory, path: str, where: str) -> Member:
     except (ValueError, struct.error) as error:
         raise _not_a_wheel(where) from error
     if member is None:
-        raise InvalidInputError(f"the wheel holds no {path}", where=where)
+        raise InvalidWheelError(f"the wheel holds no {path}", where=where)
     return member
 
 
-def _not_a_wheel(where: str) -> InvalidInputError:
-    return InvalidInputError("this is not a whole wheel: it has no readable zip directory", where=where)
+def _not_a_wheel(where: str) -> InvalidWheelError:
+    return InvalidWheelError(
+        "this is not a whole wheel: it has no readable zip directory",
+        where=where,
+        hints=("look at the file: a proxy or a login page may have answered, or an upload is not finished",),
+    )
 
 
 def _extend(tail: bytes, size: int, start: int, read_span: ReadSpan) -> bytes:
@@ -230,7 +234,7 @@ def _tail_text(path: str, member: Member, size: int, tail: bytes, where: str) ->
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path} is not UTF-8", where=where) from error
+        raise InvalidWheelError(f"{path} is not UTF-8", where=where) from error
 
 
 def _inflate(packed: bytes, size: int) -> bytes:

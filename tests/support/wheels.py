@@ -11,7 +11,7 @@ from provisioner.digests import digest_of, digest_to_record
 from provisioner.wheels.lazy import Wheel
 
 TAG = "cp38-abi3-manylinux_2_28_x86_64"
-_MOMENT = (2026, 1, 1, 0, 0, 0)
+_MOMENT = (2026, 8, 20, 12, 0, 0)
 
 
 def wheel_filename(version: str, *, project: str = "vllm", tag: str = TAG) -> str:

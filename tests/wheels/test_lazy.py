@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import CannotObtainError, HashMismatchError, InvalidInputError
+from provisioner.errors import CannotObtainError, HashMismatchError, InvalidWheelError
 from provisioner.wheels.lazy import LocalWheel
 
 from ..support.wheels import wheel_bytes, wheel_filename, write_wheel
@@ -71,7 +71,7 @@ def test_a_member_without_a_digest_is_not_trusted(tmp_path: Path) -> None:
 def test_other_files_are_no_wheels(tmp_path: Path, data: bytes) -> None:
     with (
         LocalWheel(write_wheel(tmp_path, data, "1.0")) as wheel,
-        pytest.raises(InvalidInputError, match="not a whole wheel"),
+        pytest.raises(InvalidWheelError, match="not a whole wheel"),
     ):
         wheel.names()
 
@@ -80,14 +80,14 @@ def test_a_cut_wheel_is_no_whole_wheel(tmp_path: Path) -> None:
     data = wheel_bytes(FILES, version="1.0")
     with (
         LocalWheel(write_wheel(tmp_path, data[:-40], "1.0")) as wheel,
-        pytest.raises(InvalidInputError, match="not a whole wheel"),
+        pytest.raises(InvalidWheelError, match="not a whole wheel"),
     ):
         wheel.names()
 
 
 def test_a_wheel_must_hold_its_own_dist_info(tmp_path: Path) -> None:
     path = write_wheel(tmp_path, wheel_bytes({}, version="1.0", project="other"), "1.0")
-    with LocalWheel(path) as wheel, pytest.raises(InvalidInputError, match="one dist-info folder of its own"):
+    with LocalWheel(path) as wheel, pytest.raises(InvalidWheelError, match="one dist-info folder of its own"):
         wheel.record()
 
 
