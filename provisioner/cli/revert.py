@@ -21,12 +21,12 @@ def revert(
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
     from provisioner.environment.site import find_site
+    from provisioner.provisioning.forks import find_series
     from provisioner.provisioning.revert import revert as restore
-    from provisioner.provisioning.store import open_series
 
     wanted = open_recipe(recipe)
     folder = read_context().venv(wanted, venv)
-    series = open_series(wanted, find_site(folder, wanted.distribution).version)
+    series = find_series(wanted, folder, find_site(folder, wanted.distribution).version)
     done = restore(wanted.distribution, series, folder)
     if as_json:
         render.print_json("revert", {"venv": str(done.venv), "files": [asdict(item) for item in done.files]})

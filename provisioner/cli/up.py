@@ -2,10 +2,20 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+    from provisioner.cli.context import Context
+    from provisioner.progress import Reporter
+    from provisioner.provisioning.forks import ForkWish
+    from provisioner.provisioning.series import RecipeSeries
+    from provisioner.recipe import Recipe
 
 Venv = Annotated[Path | None, typer.Option("--venv", help="The environment's folder (default: one a recipe).")]
 Python = Annotated[str | None, typer.Option(help="The Python to use: a version or a path.")]
@@ -17,13 +27,59 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
 
 
+ForkDir = Annotated[
+    Path | None, typer.Option(help="The fork's checkout; made if it is not there.", rich_help_panel="Fork")
+]
+ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from.", rich_help_panel="Fork")]
+ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel="Fork")]
+ForkAny = Annotated[
+    bool,
+    typer.Option("--fork-any", help="Take the checkout as it is: any commit, local edits.", rich_help_panel="Fork"),
+]
+WithoutFork = Annotated[
+    bool, typer.Option("--without-fork", help="The release and our own patches alone.", rich_help_panel="Fork")
+]
+WithoutOverlay = Annotated[
+    bool, typer.Option("--without-overlay", help="Leave out the fork's new files.", rich_help_panel="Fork")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkOptions:
+    """What the command line says of a recipe's fork."""
+
+    folder: Path | None = None
+    url: str | None = None
+    commit: str | None = None
+    any_state: bool = False
+    without: bool = False
+    without_overlay: bool = False
+
+    def __bool__(self) -> bool:
+        return self != ForkOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions:
+    """What the command line says of the rest."""
+
+    venv: Path | None
+    python: str | None
+    dry_run: bool
+    check: bool
+    reapply: bool
+    bare: bool
+    index_url: str | None
+    as_json: bool
+
+
 def recipe_help(name: str) -> str:
     """Help text of a recipe's own command."""
     return f"Provision the recipe [bold]{name}[/bold]. Example: [bold]provision {name} --dry-run[/bold]"
 
 
 def command_for(name: str) -> Callable[..., int]:
-    """The command function of a built-in recipe."""
+    """The command function of a built-in recipe; one with a fork has options for it."""
 
     def command(
         venv: Venv = None,
@@ -37,7 +93,28 @@ def command_for(name: str) -> Callable[..., int]:
     ) -> int:
         return up(name, venv, python, dry_run, check, reapply_patches, bare, index_url, as_json)
 
-    return command
+    def fork_command(
+        venv: Venv = None,
+        python: Python = None,
+        dry_run: DryRun = False,
+        check: Check = False,
+        reapply_patches: Reapply = False,
+        bare: Bare = False,
+        index_url: IndexUrl = None,
+        as_json: AsJson = False,
+        fork_dir: ForkDir = None,
+        fork_url: ForkUrl = None,
+        fork_commit: ForkCommit = None,
+        fork_any: ForkAny = False,
+        without_fork: WithoutFork = False,
+        without_overlay: WithoutOverlay = False,
+    ) -> int:
+        return up(
+            name, venv, python, dry_run, check, reapply_patches, bare, index_url, as_json,
+            fork_dir, fork_url, fork_commit, fork_any, without_fork, without_overlay,
+        )  # fmt: skip
+
+    return fork_command if _has_fork(name) else command
 
 
 def up(
@@ -50,35 +127,118 @@ def up(
     bare: Bare = False,
     index_url: IndexUrl = None,
     as_json: AsJson = False,
+    fork_dir: ForkDir = None,
+    fork_url: ForkUrl = None,
+    fork_commit: ForkCommit = None,
+    fork_any: ForkAny = False,
+    without_fork: WithoutFork = False,
+    without_overlay: WithoutOverlay = False,
 ) -> int:
     """Build, patch and prove the environment of a recipe; a second run finds nothing to do.
 
     Example: [bold]provision up hynix-stable --venv ~/vllm[/bold]
     """
+    options = UpOptions(
+        venv=venv,
+        python=python,
+        dry_run=dry_run,
+        check=check,
+        reapply=reapply_patches,
+        bare=bare,
+        index_url=index_url,
+        as_json=as_json,
+    )
+    fork = ForkOptions(
+        folder=fork_dir,
+        url=fork_url,
+        commit=fork_commit,
+        any_state=fork_any,
+        without=without_fork,
+        without_overlay=without_overlay,
+    )
+    return _run(recipe, options, fork)
+
+
+def _has_fork(name: str) -> bool:
+    # The table alone is looked at: parsing a recipe in full costs more than a help page may take.
+    import tomllib
+
+    from provisioner.resources import recipes_folder
+
+    return "fork" in tomllib.loads((recipes_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
     from provisioner.provisioning.execute import Request
     from provisioner.provisioning.preflight import check_platform
-    from provisioner.provisioning.store import open_series
 
-    context = read_context(index_url)
+    context = read_context(options.index_url)
     wanted = open_recipe(recipe)
     check_platform()
     lock = context.lock(wanted)
+    wish, venv = _choose_place(wanted, context, options, fork)
+    writes = not (options.dry_run or options.check)
     request = Request(
         recipe=wanted,
         lock=lock,
-        series=open_series(wanted, lock.build.version),
-        venv=context.venv(wanted, venv),
-        python=python,
-        bare=bare,
-        reapply=reapply_patches,
+        series=_open_series(wanted, wish, lock.build.version, writes=writes),
+        venv=venv,
+        python=options.python,
+        bare=options.bare,
+        reapply=options.reapply,
         open_wheel=context.locked_wheel(lock),
         environ=os.environ,
+        adopts=wish is not None,
     )
-    if dry_run or check:
-        return _show_plan(request, context, check=check, as_json=as_json)
-    return _carry_out(request, context, as_json=as_json)
+    if writes:
+        return _carry_out(request, context, as_json=options.as_json)
+    return _show_plan(request, context, check=options.check, as_json=options.as_json)
+
+
+def _choose_place(
+    recipe: "Recipe", context: "Context", options: UpOptions, fork: ForkOptions
+) -> "tuple[ForkWish | None, Path]":
+    """The fork's wish, None where none is used, and the environment that goes with it."""
+    from provisioner.cli.serve import find_places
+    from provisioner.errors import UsageError
+    from provisioner.provisioning.forks import ForkWish
+
+    if fork and recipe.fork is None:
+        raise UsageError("the recipe has no fork, so its options do not go with it", where=recipe.where)
+    if fork.without and fork != ForkOptions(without=True):
+        raise UsageError("--without-fork does not go with other options of the fork")
+    if fork.folder is not None and fork.url is not None:
+        raise UsageError("--fork-dir names a checkout and --fork-url a place to clone; name one")
+    folder, venv = find_places(recipe, context, options.venv, fork.folder, without_fork=fork.without)
+    if folder is None:
+        return None, venv
+    overlay = not fork.without_overlay
+    wish = ForkWish(folder=folder, url=fork.url, commit=fork.commit, any_state=fork.any_state, overlay=overlay)
+    return wish, venv
+
+
+def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", *, writes: bool) -> "RecipeSeries":
+    from provisioner.cli.progress import open_reporter
+    from provisioner.provisioning.forks import obtain_checkout, open_fork_series, peek_checkout
+    from provisioner.provisioning.store import open_series
+
+    if wish is None or recipe.fork is None:
+        return open_series(recipe, version)
+    with open_reporter() as reporter:
+        take = obtain_checkout if writes else peek_checkout
+        checkout = take(recipe.fork, wish, reporter)
+        _warn_of_drafter(recipe, wish.folder, reporter)
+    return open_fork_series(recipe, checkout, version, overlay=wish.overlay)
+
+
+def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> None:
+    from provisioner.serving.findings import Severity
+    from provisioner.serving.prepare import judge_drafter
+
+    for finding in judge_drafter(recipe, folder, os.environ, severity=Severity.WARNING):
+        reporter.warn(f"{finding.what} ({', '.join(finding.evidence)}); to fetch them: {finding.next[0]}")
 
 
 def _show_plan(request: Any, context: Any, *, check: bool, as_json: bool) -> int:

@@ -8,14 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from provisioner import __version__
+from provisioner.digests import Digest, digest_of
 from provisioner.environment import uv as uv_room
 from provisioner.environment.lock import Lock, marker_environment, select_pin
 from provisioner.environment.site import Site, find_site, venv_python
 from provisioner.errors import ForeignBytesError, HashMismatchError, ProvisionError
+from provisioner.patching.diff import print_patch
 from provisioner.patching.gather import gather_facts, shipped_facts
 from provisioner.patching.hold import Holder, hold_environment
-from provisioner.patching.model import FileFacts, SeriesVerdict
-from provisioner.patching.plan import make_plan
+from provisioner.patching.model import FileFacts, SeriesPatch, SeriesVerdict, Verdict
+from provisioner.patching.plan import make_plan, steps_to
 from provisioner.patching.series import touched_paths
 from provisioner.patching.steps import FileStep
 from provisioner.patching.transaction import execute, is_interrupted, recover
@@ -30,6 +32,7 @@ from provisioner.provisioning.checks import (
 )
 from provisioner.provisioning.inspect import (
     Absent,
+    Adoptable,
     Found,
     Installed,
     Unfinished,
@@ -39,6 +42,7 @@ from provisioner.provisioning.inspect import (
 )
 from provisioner.provisioning.plan import (
     Action,
+    AdoptEnvironment,
     ChangeFiles,
     CheckRecord,
     CreateEnvironment,
@@ -63,7 +67,8 @@ class Request:
     """What to provision, where, and how.
 
     ``open_wheel`` gives the locked wheel's pristine files and is called only where they are needed. ``bare`` leaves the
-    dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there.
+    dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there;
+    ``adopts`` takes over an environment that others made.
     """
 
     recipe: Recipe
@@ -75,6 +80,7 @@ class Request:
     reapply: bool
     open_wheel: Callable[[], Wheel]
     environ: Mapping[str, str]
+    adopts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +97,12 @@ def plan_environment(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
 
     Raises what provisioning would raise before its first write.
     """
-    found = inspect_environment(request.venv, request.recipe.distribution)
+    found = _inspect(request)
     match found:
         case Absent() | Unfinished():
             return _plan_new(request, uv)
-        case Installed(site=site):
-            return _plan_existing(request, site)
+        case Installed() | Adoptable():
+            return _plan_existing(request, found)
 
 
 def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
@@ -104,14 +110,14 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
 
     Raises a ProvisionError whose class says whether nothing was done, everything was restored, or not.
     """
-    distribution = request.recipe.distribution
-    if isinstance(inspect_environment(request.venv, distribution), Absent | Unfinished):
+    if isinstance(_inspect(request), Absent | Unfinished):
         check_disk(request.venv, BARE_ENVIRONMENT_BYTES if request.bare else FULL_ENVIRONMENT_BYTES)
     with _held(request.venv, reporter):
-        found = inspect_environment(request.venv, distribution)
+        found = _inspect(request)
         actions = [*_recover(found, reporter), *_install(request, found, uv, reporter)]
-        site = find_site(request.venv, distribution)
-        actions += _prove_record(request, site, fresh=bool(actions), reporter=reporter)
+        site = find_site(request.venv, request.recipe.distribution)
+        installed = any(isinstance(action, InstallPackages) for action in actions)
+        actions += _prove_record(request, site, fresh=installed, reporter=reporter)
         changed, verdict = _patch(request, site, reporter)
         actions += changed
         receipt = _make_receipt(request, site, verdict)
@@ -139,15 +145,22 @@ def _plan_new(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
     return EnvironmentPlan(actions=actions, verdict=verdict, final=dict(verdict.final_digests))
 
 
-def _plan_existing(request: Request, site: Site) -> EnvironmentPlan:
+def _inspect(request: Request) -> Found:
+    return inspect_environment(request.venv, request.recipe.distribution, adopts=request.adopts)
+
+
+def _plan_existing(request: Request, found: Installed | Adoptable) -> EnvironmentPlan:
+    site = found.site
     refuse_other_build(site, request.lock)
     facts = _gather(request, site)
-    verdict = _judge(request, facts)
-    steps = make_plan(verdict, facts).steps
+    verdict = _judge(request, facts, read_receipt(site.state_dir))
+    steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
     actions: list[Action] = []
+    if isinstance(found, Adoptable):
+        actions.append(AdoptEnvironment(venv=str(request.venv)))
     if is_interrupted(site.state_dir):
         actions.append(RecoverTransaction())
-    differing = () if request.bare else differing_packages(site, request.lock)
+    differing = _differing(request, found)
     if differing:
         actions.append(InstallPackages(count=len(differing), reasons=differing))
     if steps:
@@ -167,7 +180,7 @@ def _held(venv: Path, reporter: Reporter) -> Iterator[None]:
 
 
 def _recover(found: Found, reporter: Reporter) -> list[Action]:
-    if not isinstance(found, Installed) or not is_interrupted(found.site.state_dir):
+    if not isinstance(found, Installed | Adoptable) or not is_interrupted(found.site.state_dir):
         return []
     reporter.stage("recover an interrupted change")
     recover(found.site.site_packages, found.site.state_dir)
@@ -178,8 +191,20 @@ def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter)
     match found:
         case Absent() | Unfinished():
             return _install_new(request, uv, reporter)
-        case Installed(site=site):
-            return _install_missing(request, site, uv, reporter)
+        case Installed():
+            return _install_missing(request, found, uv, reporter)
+        case Adoptable(site=site):
+            refuse_other_build(site, request.lock)
+            reporter.stage(f"take over {request.venv} with its packages as they are")
+            write_owner(site.state_dir, Owner(recipe=request.recipe.name, tool=__version__, adopted=True))
+            return [AdoptEnvironment(venv=str(request.venv))]
+
+
+def _differing(request: Request, found: Installed | Adoptable) -> tuple[str, ...]:
+    """Packages to install: none where the dependencies are left out or are somebody else's."""
+    if request.bare or isinstance(found, Adoptable) or found.owner.adopted:
+        return ()
+    return differing_packages(found.site, request.lock)
 
 
 def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> list[Action]:
@@ -197,9 +222,9 @@ def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> list[A
     return [CreateEnvironment(venv=str(request.venv), python=version), InstallPackages(count=count)]
 
 
-def _install_missing(request: Request, site: Site, uv: uv_room.Uv, reporter: Reporter) -> list[Action]:
-    refuse_other_build(site, request.lock)
-    differing = () if request.bare else differing_packages(site, request.lock)
+def _install_missing(request: Request, found: Installed, uv: uv_room.Uv, reporter: Reporter) -> list[Action]:
+    refuse_other_build(found.site, request.lock)
+    differing = _differing(request, found)
     if not differing:
         return []
     reporter.stage(f"install {len(differing)} packages that differ from the lock")
@@ -229,7 +254,8 @@ def _count_packages(request: Request, python: str) -> int:
 def _prove_record(request: Request, site: Site, *, fresh: bool, reporter: Reporter) -> list[Action]:
     """Every file after an install, the sources alone on a later run; the series' own files are judged by the series."""
     reporter.stage("check the installed files against RECORD")
-    findings = check_record(site, skip=touched_paths(request.series.patches), python_only=not fresh)
+    skipped = {*touched_paths(request.series.patches), *_leftover_paths(request, site)}
+    findings = check_record(site, skip=skipped, python_only=not fresh)
     if findings:
         raise _record_error(site, findings, fresh=fresh)
     return [CheckRecord(files=len(site.record))] if fresh else []
@@ -257,12 +283,18 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
 def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Action], SeriesVerdict]:
     reporter.stage("judge the patch series")
     facts = _gather(request, site)
-    verdict = _judge(request, facts)
-    steps = make_plan(verdict, facts).steps
+    verdict = _judge(request, facts, read_receipt(site.state_dir))
+    steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
     if steps:
         reporter.stage(f"change {len({step.path for step in steps})} files in one transaction")
-        _keep_pristine(site, verdict)
-        _change(site, steps, verdict)
+        _keep(request, site, verdict)
+        execute(
+            site.site_packages,
+            site.state_dir,
+            steps,
+            record=site.record,
+            may_create=frozenset({*verdict.final, *_leftover_paths(request, site)}),
+        )
     _prove_build(request, site)
     return ([ChangeFiles(steps=steps)] if steps else []), verdict
 
@@ -275,26 +307,66 @@ def _gather(request: Request, site: Site) -> dict[str, FileFacts]:
     return gather_facts(site, paths, objects=objects, wheel=request.open_wheel()) if unknown else facts
 
 
-def _judge(request: Request, facts: Mapping[str, FileFacts]) -> SeriesVerdict:
+def _judge(request: Request, facts: Mapping[str, FileFacts], former: Receipt | None = None) -> SeriesVerdict:
     considered = {path: _as_shipped(fact) for path, fact in facts.items()} if request.reapply else facts
     verdict = judge_recipe(request.series, considered)
+    if verdict.blocking and former is not None:
+        # The series may have changed since: what still has the bytes that we left is not somebody else's edit.
+        own = {path: _as_shipped(fact) if _is_as_left(fact, former) else fact for path, fact in considered.items()}
+        verdict = judge_recipe(request.series, own)
     refuse_blocked(verdict, request.series, where=str(request.venv))
     return verdict
+
+
+def _is_as_left(fact: FileFacts, former: Receipt) -> bool:
+    left = former.final_digests()
+    now = digest_of(fact.content) if fact.content is not None else None
+    return fact.path in left and left[fact.path] == now
+
+
+def _leftover_paths(request: Request, site: Site) -> tuple[str, ...]:
+    """Files that a former series changed and this one does not touch."""
+    receipt = read_receipt(site.state_dir)
+    former = receipt.final_digests() if receipt else {}
+    return tuple(sorted(set(former) - set(touched_paths(request.series.patches))))
+
+
+def _plan_leftovers(request: Request, site: Site) -> tuple[FileStep, ...]:
+    """Steps that bring those files back to what was shipped.
+
+    Raises ForeignBytesError where one is not as the former series left it, unless the request restores whatever stands.
+    """
+    paths, receipt = _leftover_paths(request, site), read_receipt(site.state_dir)
+    if not paths or receipt is None:
+        return ()
+    former = receipt.final_digests()
+    facts = gather_facts(site, paths, objects=objects_of(site.state_dir), wheel=request.open_wheel())
+    for path, fact in facts.items():
+        now = digest_of(fact.content) if fact.content is not None else None
+        if fact.content != fact.pristine and now != former[path] and not request.reapply:
+            raise ForeignBytesError(
+                "a file that a former series changed has been changed since",
+                where=str(site.site_packages / path),
+                expected=former[path],
+                found=now,
+                hints=("run again with --reapply-patches to restore the files as shipped first",),
+            )
+    return steps_to({path: fact.pristine for path, fact in facts.items()}, facts, {})
 
 
 def _as_shipped(fact: FileFacts) -> FileFacts:
     return replace(fact, content=fact.pristine)
 
 
-def _keep_pristine(site: Site, verdict: SeriesVerdict) -> None:
+def _keep(request: Request, site: Site, verdict: SeriesVerdict) -> None:
+    """The files as shipped, and the texts of patches that come from elsewhere."""
     objects = objects_of(site.state_dir)
     for content in verdict.pristine.values():
         if content is not None:
             objects.put(content)
-
-
-def _change(site: Site, steps: tuple[FileStep, ...], verdict: SeriesVerdict) -> None:
-    execute(site.site_packages, site.state_dir, steps, record=site.record, may_create=frozenset(verdict.final))
+    for item in request.series.patches:
+        if _is_foreign(request, item):
+            objects.put(print_patch(item.patch))
 
 
 def _prove_build(request: Request, site: Site) -> None:
@@ -346,19 +418,32 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict) -> Recei
 
 
 def _applied_patches(request: Request, verdict: SeriesVerdict) -> tuple[AppliedPatch, ...]:
-    texts = {item.patch.id: item.patch.digest for item in request.series.patches}
+    items = {item.patch.id: item for item in request.series.patches}
     return tuple(
         AppliedPatch(
             id=patch.id,
             source=patch.source,
-            text=texts[patch.id],
+            text=_text_digest(request, items[patch.id]),
             policy=request.series.policies.get(patch.id, "required"),
-            verdict="applied",
+            verdict="applied" if patch.verdict in _GOING_ON else str(patch.verdict),
             files=tuple(
                 PatchedFile(path=file.path, before=file.before, after=file.after)
                 for file in patch.files
-                if file.before != file.after
+                if file.verdict in _GOING_ON and file.before != file.after
             ),
         )
         for patch in verdict.patches
     )
+
+
+# A patch that is in the build or in the series before changes nothing itself.
+_GOING_ON = frozenset({Verdict.APPLIED, Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
+
+
+def _text_digest(request: Request, item: SeriesPatch) -> Digest:
+    """A patch of the store is found there by the digest of its text; another's text is kept in the environment."""
+    return digest_of(print_patch(item.patch)) if _is_foreign(request, item) else item.patch.digest
+
+
+def _is_foreign(request: Request, item: SeriesPatch) -> bool:
+    return all(use.id != item.patch.id for use in request.recipe.patches)

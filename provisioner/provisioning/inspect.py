@@ -36,11 +36,19 @@ class Installed:
     site: Site
 
 
-Found = Absent | Unfinished | Installed
+@dataclass(frozen=True, kw_only=True)
+class Adoptable:
+    """Made by others, with the distribution in it."""
+
+    venv: Path
+    site: Site
 
 
-def inspect_environment(venv: Path, distribution: str) -> Found:
-    """Look at ``venv`` without changing it.
+Found = Absent | Unfinished | Installed | Adoptable
+
+
+def inspect_environment(venv: Path, distribution: str, *, adopts: bool = False) -> Found:
+    """Look at ``venv`` without changing it. ``adopts`` tells that one made by others will do.
 
     Raises EnvironmentConflictError where the folder holds something that is not ours, or an environment that cannot be
     proven (editable, installed twice, shadowed).
@@ -51,10 +59,10 @@ def inspect_environment(venv: Path, distribution: str) -> Found:
     if owner is None:
         if _is_empty(venv):
             return Absent(venv=venv)
+        if adopts and _has_distribution(venv, distribution):
+            return Adoptable(venv=venv, site=find_site(venv, distribution))
         raise _not_ours(venv)
-    if not venv_python(venv).exists() or not list(
-        venv.glob(f"lib*/python*/site-packages/{_folder_name(distribution)}-*")
-    ):
+    if not _has_distribution(venv, distribution):
         return Unfinished(venv=venv, owner=owner)
     return Installed(venv=venv, owner=owner, site=find_site(venv, distribution))
 
@@ -83,6 +91,11 @@ def refuse_other_build(site: Site, lock: Lock) -> None:
             found=str(site.version),
             hints=("provision up RECIPE --venv ANOTHER", f"remove {site.prefix} and run the same command again"),
         )
+
+
+def _has_distribution(venv: Path, distribution: str) -> bool:
+    installed = venv.glob(f"lib*/python*/site-packages/{_folder_name(distribution)}-*")
+    return venv_python(venv).exists() and any(installed)
 
 
 def _is_installed(found: str | None, wanted: Version | None) -> bool:

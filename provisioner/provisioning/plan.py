@@ -22,6 +22,13 @@ class CreateEnvironment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdoptEnvironment:
+    """Take over an environment that others made; its packages stay as they are."""
+
+    venv: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class InstallPackages:
     """Make the environment hold the lock's packages; ``reasons`` names those that differ now."""
 
@@ -48,7 +55,15 @@ class WriteReceipt:
     """Record what was done and proven."""
 
 
-Action = RecoverTransaction | CreateEnvironment | InstallPackages | CheckRecord | ChangeFiles | WriteReceipt
+Action = (
+    RecoverTransaction
+    | CreateEnvironment
+    | AdoptEnvironment
+    | InstallPackages
+    | CheckRecord
+    | ChangeFiles
+    | WriteReceipt
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +88,8 @@ def describe_action(action: Action) -> str:
             return "recover an interrupted change"
         case CreateEnvironment(venv=venv, python=python):
             return f"create {venv} with Python {python}"
+        case AdoptEnvironment(venv=venv):
+            return f"take over {venv} with its packages as they are"
         case InstallPackages(count=count, reasons=reasons):
             shown = ", ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
             return f"install {count} packages from the lock" + (f" ({shown} differ)" if reasons else "")

@@ -17,10 +17,14 @@ OWNER_SCHEMA = "provision/environment/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """Written before anything else, so that an interrupted first run leaves an environment that is known as ours."""
+    """Written before anything else, so that an interrupted first run leaves an environment that is known as ours.
+
+    ``adopted`` tells that others made it: its packages are left as they are, and only patches are ours.
+    """
 
     recipe: str
     tool: str
+    adopted: bool = False
 
 
 def read_owner(state_dir: Path) -> Owner | None:
@@ -38,14 +42,16 @@ def read_owner(state_dir: Path) -> Owner | None:
     table = Table(values, where=str(path), error=InvalidReceiptError)
     if table.take("schema", str) != OWNER_SCHEMA:
         raise table.fail("unknown schema", "schema", expected=OWNER_SCHEMA)
-    owner = Owner(recipe=table.take("recipe", str), tool=table.take("tool", str))
+    owner = Owner(
+        recipe=table.take("recipe", str), tool=table.take("tool", str), adopted=table.take_or("adopted", bool, False)
+    )
     table.close()
     return owner
 
 
 def write_owner(state_dir: Path, owner: Owner) -> None:
     """Mark the environment as ours."""
-    values = {"schema": OWNER_SCHEMA, "recipe": owner.recipe, "tool": owner.tool}
+    values = {"schema": OWNER_SCHEMA, "recipe": owner.recipe, "tool": owner.tool, "adopted": owner.adopted}
     write_whole(state_dir / OWNER_FILE, (json.dumps(values, indent=2) + "\n").encode())
 
 

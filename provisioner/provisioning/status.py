@@ -11,10 +11,10 @@ from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, Ver
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.patching.transaction import is_interrupted
 from provisioner.provisioning.checks import commits_agree, read_build, read_torch
-from provisioner.provisioning.inspect import Absent, Installed, Unfinished, inspect_environment
+from provisioner.provisioning.forks import find_series
+from provisioner.provisioning.inspect import Absent, Adoptable, Installed, Unfinished, inspect_environment
 from provisioner.provisioning.series import pristine_only
 from provisioner.provisioning.state import objects_of, read_receipt
-from provisioner.provisioning.store import open_series
 from provisioner.receipt import Receipt
 from provisioner.recipe import PatchPolicy, Recipe
 
@@ -77,7 +77,7 @@ def read_status(recipe: Recipe, venv: Path) -> Status:
             return _missing(recipe, venv, "absent", "there is no environment yet")
         case Unfinished():
             return _missing(recipe, venv, "unfinished", "an interrupted first run")
-        case Installed(site=site):
+        case Installed(site=site) | Adoptable(site=site):
             return _installed(recipe, venv, site)
 
 
@@ -94,7 +94,7 @@ def _missing(recipe: Recipe, venv: Path, state: str, problem: str) -> Status:
 
 def _installed(recipe: Recipe, venv: Path, site: Site) -> Status:
     receipt, build, torch = read_receipt(site.state_dir), read_build(site), read_torch(site.site_packages)
-    patches = _judge(recipe, site)
+    patches = _judge(recipe, venv, site)
     problems = (*_receipt_problems(receipt, build.commit, site), *_patch_problems(patches))
     return Status(
         recipe=recipe.name,
@@ -134,8 +134,8 @@ def _patch_problems(patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
     )
 
 
-def _judge(recipe: Recipe, site: Site) -> tuple[PatchStatus, ...]:
-    series = open_series(recipe, site.version)
+def _judge(recipe: Recipe, venv: Path, site: Site) -> tuple[PatchStatus, ...]:
+    series = find_series(recipe, venv, site.version)
     facts = gather_facts(site, touched_paths((*series.patches, *series.unwanted)), objects=objects_of(site.state_dir))
     now = {path: digest_of(fact.content) if fact.content is not None else None for path, fact in facts.items()}
     recorded = {path: fact.recorded for path, fact in facts.items()}

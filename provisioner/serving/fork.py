@@ -68,12 +68,12 @@ class Checkout:
 
 
 def clone_fork(url: str, commit: str, folder: Path, *, timeout_seconds: float = CLONE_SECONDS) -> None:
-    """Check out ``commit`` of ``url`` into ``folder``, which must not exist; it appears whole or not at all.
+    """Check out ``commit`` of ``url`` into ``folder``, which must be absent or empty; it appears whole or not at all.
 
     Raises EnvironmentConflictError for a folder that exists, NoSuchBuildError for a commit that the repository lacks,
     NetworkError where the repository cannot be reached in time, CannotObtainError where git is not installed.
     """
-    if folder.exists():
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise EnvironmentConflictError("the folder for the checkout exists", where=str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:

@@ -127,6 +127,7 @@ def test_no_half_made_checkout_is_left(origin, tmp_path):
 
 def test_a_folder_that_exists_is_left_alone(origin, tmp_path):
     (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mine").touch()
     with pytest.raises(EnvironmentConflictError, match="exists"):
         clone_fork(f"file://{origin[0]}", origin[1], tmp_path / "c")
 
