@@ -1,0 +1,319 @@
+"""pr50021-gdn-spec-bounds on the real files: vLLM's kernels, patched and pristine, under Triton's interpreter."""
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.digests import digest_of
+from provisioner.patching.diff import manifest_of, parse_patch
+from provisioner.patching.hunks import Applied, apply_change
+from provisioner.patching.model import Cut, Patch, Verdict
+from provisioner.resources import patches_folder
+
+from .conftest import ReadRelease
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+
+FOLDER = patches_folder() / "pr50021-gdn-spec-bounds"
+VARIANTS: Sequence[Mapping[str, Any]] = tomllib.loads((FOLDER / "patch.toml").read_text())["variant"]
+MAIN = next(variant for variant in VARIANTS if variant["cut_against"] == "0.27.1")
+KERNELS = (
+    "causal_conv1d_update",
+    "selective_state_update",
+    "fused_recurrent_gated_delta_rule",
+    "fused_sigmoid_gating_delta_rule",
+    "kda_amd",
+    "kda_nvidia",
+    "precopy_mamba",
+    "postprocess_mamba",
+)
+# The two halves take about the same time.
+HALVES = (("causal_conv1d_update", "selective_state_update", "kda_nvidia"), tuple(KERNELS[2:5]) + KERNELS[6:])
+
+CONV = "vllm/model_executor/layers/mamba/ops/causal_conv1d.py"
+SSM = "vllm/model_executor/layers/mamba/ops/mamba_ssm.py"
+RECURRENT = "vllm/third_party/flash_linear_attention/ops/fused_recurrent.py"
+GATING = "vllm/third_party/flash_linear_attention/ops/fused_sigmoid_gating.py"
+KDA_AMD = "vllm/models/kimi_k3/amd/ops/third_party/kda/fused_recurrent.py"
+KDA_NVIDIA = "vllm/models/kimi_k3/nvidia/ops/third_party/kda/fused_recurrent.py"
+COPY = "vllm/v1/worker/mamba_utils.py"
+
+
+def id_of(variant: Mapping[str, Any]) -> str:
+    return str(variant["file"])
+
+
+def read_patch(variant: Mapping[str, Any]) -> Patch:
+    return parse_patch((FOLDER / variant["file"]).read_bytes(), id=FOLDER.name, source=variant["file"])
+
+
+def apply_patch(patch: Patch, variant: Mapping[str, Any], pristine: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The patched files; every hunk has to stand at its own line and in the scope that the manifest names."""
+    scopes = {entry["path"]: tuple(entry["scopes"]) for entry in variant["files"]}
+    patched = {}
+    for change in patch.changes:
+        content = pristine[change.path]
+        applied = apply_change(content, change, Cut(digest=digest_of(content), scopes=scopes[change.path]))
+        assert isinstance(applied, Applied), applied
+        assert applied.verdict is Verdict.APPLIES
+        assert applied.content is not None
+        patched[change.path] = applied.content
+    return patched
+
+
+def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
+    for path, content in files.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    return root
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=id_of)
+def test_the_manifest_is_what_the_patch_holds(variant: Mapping[str, Any]) -> None:
+    assert digest_of((FOLDER / variant["file"]).read_bytes()) == variant["sha256"]
+    scopes = {entry["path"]: tuple(entry["scopes"]) for entry in variant["files"]}
+    manifest = manifest_of(read_patch(variant), scopes)
+    assert [(f.path, f.hunks, f.added, f.removed, len(f.scopes)) for f in manifest.files] == [
+        (entry["path"], entry["hunks"], entry["added"], entry["removed"], entry["hunks"]) for entry in variant["files"]
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=id_of)
+def test_every_hunk_stands_at_its_own_line(variant: Mapping[str, Any], read_release: ReadRelease) -> None:
+    paths = [entry["path"] for entry in variant["files"]]
+    pristine = read_release(variant["cut_against"], paths)
+    patched = apply_patch(read_patch(variant), variant, pristine)
+    assert sorted(patched) == sorted(paths)
+    for path, content in patched.items():
+        ast.parse(content, filename=path)
+        assert content != pristine[path]
+
+
+# ---------------------------------------------------------------- behaviour
+
+Results = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Trees:
+    pristine: Path
+    patched: Path
+
+
+@pytest.fixture(scope="module")
+def trees(read_release: ReadRelease, tmp_path_factory: pytest.TempPathFactory) -> Trees:
+    for needed in ("torch", "triton", "numpy"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed: pip install 'provisioner[test]'")
+    patch, root = read_patch(MAIN), tmp_path_factory.mktemp("pr50021")
+    pristine = read_release(MAIN["cut_against"], [change.path for change in patch.changes])
+    return Trees(
+        pristine=write_tree(root / "pristine", pristine),
+        patched=write_tree(root / "patched", apply_patch(patch, MAIN, pristine)),
+    )
+
+
+def run_check(pristine: Path, patched: Path, *arguments: str) -> Results:
+    """The check as users run it: a process of its own, one JSON object a line."""
+    words = ["check.py", "--pristine", str(pristine), "--patched", str(patched), *arguments]
+    process = run_python(words, home=patched.parent)
+    results = [json.loads(line) for line in process.stdout.splitlines()]
+    assert process.returncode == (0 if all(result["ok"] for result in results) else 1), process.stderr
+    assert results, process.stderr
+    return results
+
+
+def run_slips(pristine: Path, root: Path, patched: Path) -> Results:
+    """The one case of each slip, all in one process."""
+    lines = [
+        json.dumps(
+            {"patched": str(write_slip(root / str(number), patched, slip)), "kernel": slip.kernel, "case": slip.case}
+        )
+        for number, slip in enumerate(SLIPS)
+    ]
+    runner = Path(__file__).with_name("run_slips.py")
+    process = run_python([str(runner), str(FOLDER / "check.py"), str(pristine)], home=root, stdin="\n".join(lines))
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def run_python(words: Sequence[str], *, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {
+        "TRITON_INTERPRET": "1",
+        # One thread: the tensors are tiny, and threads that spin for work would take the other process's core.
+        "OMP_NUM_THREADS": "1",
+        "HOME": str(home),
+        "PATH": os.environ.get("PATH", ""),
+    }
+    return subprocess.run(
+        [sys.executable, "-I", *words],
+        cwd=FOLDER,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def only_kernels(kernels: Sequence[str]) -> list[str]:
+    return [word for kernel in kernels for word in ("--kernel", kernel)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as workers:
+        yield workers
+
+
+@dataclass(frozen=True)
+class Runs:
+    patched: list[Future[Results]]
+    unpatched: Future[Results]
+    slips: Future[Results]
+
+
+@pytest.fixture(scope="module")
+def runs(trees: Trees, pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All processes, two at a time; each test waits for what it needs."""
+    return Runs(
+        patched=[pool.submit(run_check, trees.pristine, trees.patched, *only_kernels(half)) for half in HALVES],
+        unpatched=pool.submit(run_check, trees.pristine, trees.pristine, "--unpatched", "fails"),
+        slips=pool.submit(run_slips, trees.pristine, tmp_path_factory.mktemp("slips"), trees.patched),
+    )
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_patched_kernels_fail_closed_and_else_compute_the_same_bits(kernel: str, runs: Runs) -> None:
+    half = next(i for i, kernels in enumerate(HALVES) if kernel in kernels)
+    results = [result for result in runs.patched[half].result() if result["kernel"] == kernel]
+    assert {result["unpatched"] for result in results} == {"passes", "fails", "unsafe"}
+    assert [result for result in results if not result["ok"]] == []
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_pristine_kernels_show_the_defect(kernel: str, runs: Runs) -> None:
+    results = [result for result in runs.unpatched.result() if result["kernel"] == kernel]
+    assert len(results) >= 5
+    assert [result["case"] for result in results if result["ok"]] == []
+    assert {type(result["detail"]) for result in results} == {str}
+    assert [result for result in results if "Error" in result["detail"]] == [], "a wrong value, not a broken run"
+
+
+# ---------------------------------------------------------------- the check can fail
+
+
+@dataclass(frozen=True)
+class Slip:
+    """One slip in the patched file, and the case that has to notice it."""
+
+    path: str
+    old: str
+    new: str
+    kernel: str
+    case: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.case}: {self.new.split(chr(10))[0].strip() or 'nothing'}"
+
+
+def conv_slips() -> Iterator[Slip]:
+    kernel = "causal_conv1d_update"
+    bound = "if (conv_state_token_offset < 0) | (conv_state_token_offset >= seqlen):"
+    yield Slip(CONV, bound, bound.replace(">=", ">"), kernel, "count 4 of 3")
+    yield Slip(CONV, bound, "if conv_state_token_offset >= seqlen:", kernel, "count 0")
+    yield Slip(CONV, bound, bound.replace(">= seqlen", "> 0"), kernel, "counts 1 to 3")
+    zeros = "zero = tl.zeros((BLOCK_N,), dtype=tl.float32)\n            for idx_token in tl.range(seqlen):"
+    yield Slip(CONV, zeros, zeros.replace("seqlen", "1"), kernel, "mixed batch, fixed length")
+    leave = "tl.store(o_ptrs, zero, mask=idx_feats < dim)\n            if launch_pdl:\n"
+    yield Slip(CONV, leave, leave.replace("launch_pdl", "False"), kernel, "launch signals, invalid counts")
+    stay = "gdc_launch_dependents()\n            return\n    else:\n        conv_state_token_offset = 0"
+    yield Slip(CONV, stay, stay.replace("return\n", "pass\n"), kernel, "count -1")
+
+
+def ssm_slips() -> Iterator[Slip]:
+    kernel = "selective_state_update"
+    bound = "if init_token_idx * stride_state_indices_T >= stride_state_indices_batch:"
+    yield Slip(SSM, bound, bound.replace(">=", ">"), kernel, "count 5 of 4")
+    yield Slip(SSM, bound, "if init_token_idx >= stride_state_indices_T:", kernel, "counts 1 to 4")
+    yield Slip(SSM, bound, "if init_token_idx >= stride_state_indices_batch:", kernel, "strided ids, mixed batch")
+    zeros = "for i_t in range(seq_len):\n                    tl.store(\n                        zero_ptrs"
+    yield Slip(SSM, zeros, zeros.replace("seq_len", "1"), kernel, "mixed batch")
+    clamp = "init_token_idx = tl.maximum(num_accepted - 1, 0)"
+    yield Slip(SSM, clamp, "init_token_idx = num_accepted - 1", kernel, "counts below 1 read column 0")
+
+
+def row_slips(path: str, kernel: str, column: str, zeros: str) -> Iterator[Slip]:
+    bound = f"in_row = ({column} >= 0) & ({column} < stride_indices_seq)"
+    yield Slip(path, bound, bound.replace("< stride", "<= stride"), kernel, "count 5 of 4")
+    yield Slip(path, bound, f"in_row = {column} < stride_indices_seq", kernel, "count 0")
+    yield Slip(path, bound, bound.replace("stride_indices_seq", "1"), kernel, "counts 1 to 4")
+    yield Slip(path, zeros, zeros.replace("T)", "1)").replace("sequence_length)", "1)"), kernel, "null block to read")
+
+
+def signal_slips() -> Iterator[Slip]:
+    signal = "        if launch_pdl:\n            tl.extra.cuda.gdc_launch_dependents()\n        return\n"
+    empty = f"    if sequence_length == 0:\n{signal}"
+    silent = "    if sequence_length == 0:\n        return\n"
+    yield Slip(KDA_NVIDIA, empty, silent, "kda_nvidia", "launch signals, empty sequence")
+    null = f"zero, mask=m_v)\n{signal}"
+    yield Slip(KDA_NVIDIA, null, "zero, mask=m_v)\n        return\n", "kda_nvidia", "launch signals, null block")
+
+
+def copy_slips() -> Iterator[Slip]:
+    target = "dest_in_row = (dest_col >= 0) & (dest_col < block_table_stride_req)"
+    yield Slip(COPY, target, "dest_in_row = dest_col >= 0", "precopy_mamba", "target beyond the row, tokens first")
+    yield Slip(
+        COPY,
+        target,
+        "dest_in_row = dest_col < block_table_stride_req",
+        "precopy_mamba",
+        "target before the row, channels first",
+    )
+    before = "src_in_row = (first_col >= 0) & (read_col >= 0)"
+    yield Slip(COPY, before, "src_in_row = read_col > -9", "postprocess_mamba", "column before the row, channels first")
+    beyond = "src_in_row = src_in_row & (read_col < block_table_stride_req)"
+    yield Slip(COPY, beyond, "", "precopy_mamba", "bias beyond the row, tokens first")
+    conv = "tl.where(conv_width > 0, 0, token_bias)"
+    yield Slip(COPY, conv, "token_bias * 1", "precopy_mamba", "bias beyond the row, channels first")
+    null = "if (dest_id <= 0) | (src_id <= 0):"
+    yield Slip(COPY, null, null.replace("<= 0", "< 0"), "precopy_mamba", "null blocks, tokens first")
+
+
+SLIPS = (
+    *conv_slips(),
+    *ssm_slips(),
+    *row_slips(RECURRENT, "fused_recurrent_gated_delta_rule", "i_t", "for i_o in range(0, T)"),
+    *row_slips(GATING, "fused_sigmoid_gating_delta_rule", "i_t", "for i_o in range(0, T)"),
+    *row_slips(KDA_AMD, "kda_amd", "initial_token", "for i_o in range(0, sequence_length)"),
+    *row_slips(KDA_NVIDIA, "kda_nvidia", "initial_token", "for i_o in range(0, sequence_length)"),
+    *signal_slips(),
+    *copy_slips(),
+)
+
+
+def write_slip(root: Path, patched: Path, slip: Slip) -> Path:
+    text = (patched / slip.path).read_text()
+    assert text.count(slip.old) == 1, slip
+    return write_tree(root, {slip.path: text.replace(slip.old, slip.new).encode()})
+
+
+@pytest.mark.parametrize("number", range(len(SLIPS)), ids=lambda number: str(SLIPS[number]))
+def test_the_check_notices_a_slip(number: int, runs: Runs) -> None:
+    result, slip = runs.slips.result()[number], SLIPS[number]
+    assert (result["kernel"], result["case"]) == (slip.kernel, slip.case)
+    assert not result["ok"]
+    assert "Error" not in result["detail"]
