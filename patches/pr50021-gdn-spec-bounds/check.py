@@ -1,6 +1,6 @@
 """Behaviour check of pr50021-gdn-spec-bounds: vLLM's own kernels, patched against pristine.
 
-    python check.py --pristine DIR --patched DIR [--device cpu|cuda] [--kernel NAME] [--case NAME] [--unpatched WHAT]
+    python check.py --pristine DIR --patched DIR [--device cpu|cuda|sm80|sm90] [--kernel NAME] [--case NAME]
 
 DIR is a site-packages folder (or a copy of the files that the patch touches, at the same paths).
 One JSON object a line on stdout: {"kernel", "case", "ok", "detail", "unpatched"}. "unpatched" is what the case does
@@ -8,7 +8,8 @@ when --patched names a pristine tree: "passes" (both sides must compute the same
 or "unsafe" (it would read far outside its tensors). Exit 0: all are ok, 1: one is not, 2: usage.
 
 Nothing but torch, Triton and numpy is imported: the kernels' files are loaded by path, and whatever they import from
-vllm is a stand-in. On the CPU they run under Triton's interpreter, on a card compiled.
+vllm is a stand-in. On the CPU they run under Triton's interpreter, on a card compiled; with sm80 or sm90 the patched
+ones are only compiled for such a card, which needs none.
 
 How an out-of-row access is caught: every index table lies inside a larger buffer of ids that name decoy states, and
 memory that a launcher allocates is poisoned. A stray read gives a wrong value, and an unwritten output is seen.
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__" and "cuda" not in sys.argv:
+if __name__ == "__main__" and not {"cuda", "sm80", "sm90"} & set(sys.argv):
     # Read by Triton when a kernel is decorated: has to be set before the first import.
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -182,9 +183,10 @@ def load_kernels(root: Path, path: str) -> types.ModuleType:
 
 
 def patch_device_functions_once() -> None:
-    """Save a third of the interpreter's time: it replaces the functions of triton.language anew at each call of a device function.
+    """Save a third of the interpreter's time.
 
-    Once for each function is enough, since only what a kernel replaces is put back after its launch.
+    It replaces the functions of triton.language anew at each call of a device function. Once for each is enough, since
+    only what a kernel's launch has replaced is put back.
     """
     from triton.runtime import interpreter
 
@@ -197,6 +199,39 @@ def patch_device_functions_once() -> None:
         return self.rewrite()(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
+
+
+class CompileOnly:
+    """What Triton asks of a driver in order to compile; there is no card behind it."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def compile_instead_of_launching(capability: int) -> None:
+    """Every launch from here on compiles its kernel and goes no further."""
+    launch = triton.runtime.jit.JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        del warmup
+        return launch(self, *args, grid=grid, warmup=True, **kwargs)
+
+    triton.runtime.driver.set_active(CompileOnly(capability))
+    triton.runtime.jit.JITFunction.run = compile_only
 
 
 @contextlib.contextmanager
@@ -1289,6 +1324,18 @@ def first_of_each(cases: Sequence[Case]) -> list[Case]:
     return list(chosen.values())
 
 
+def compile_case(case: Case, sides: Sides) -> dict[str, Any]:
+    """The case's kernels as its arguments specialise them; nothing has been computed, so nothing is compared."""
+    ok, detail = True, ""
+    try:
+        case.run(sides, **case.options)
+    except MismatchError:
+        pass
+    except Exception as error:  # noqa: BLE001 - a kernel that does not compile is a result
+        ok, detail = False, f"{type(error).__name__}: {error}"
+    return {"kernel": case.kernel, "case": case.name, "ok": ok, "detail": detail, "unpatched": case.unpatched}
+
+
 def run_case(case: Case, sides: Sides) -> dict[str, Any]:
     try:
         case.run(sides, **case.options)
@@ -1307,7 +1354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pristine", type=Path, help="site-packages with the files as the wheel ships them")
     parser.add_argument("--patched", type=Path, help="site-packages with the patched files")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", "sm80", "sm90"), default="cpu")
     parser.add_argument("--kernel", action="append", help="only this kernel (may be repeated)")
     parser.add_argument("--case", action="append", help="only the cases of this name (may be repeated)")
     parser.add_argument("--unpatched", action="append", choices=("passes", "fails", "unsafe"), help="only these cases")
@@ -1322,7 +1369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (not options.kernel or case.kernel in options.kernel)
         and (not options.case or case.name in options.case)
         and (not options.unpatched or case.unpatched in options.unpatched)
-        and not (options.device == "cuda" and case.interpreter_only)
+        and (options.device == "cpu" or not case.interpreter_only)
     ]
     if options.quick:
         cases = first_of_each(cases)
@@ -1334,21 +1381,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.pristine is None or options.patched is None:
         parser.error("--pristine and --patched are needed")
-    if options.device == "cuda":
-        PLATFORM.pdl = torch.cuda.get_device_capability()[0] >= 9
-    else:
-        patch_device_functions_once()
     sys.meta_path.insert(0, StandInFinder())
+    prepare_device(options.device)
+    compiling = options.device.startswith("sm")
+    reference = options.patched if compiling else options.pristine
     modules = {
-        path: (load_kernels(options.pristine, path), load_kernels(options.patched, path))
+        path: (load_kernels(reference, path), load_kernels(options.patched, path))
         for path in dict.fromkeys(case.path for case in cases)
     }
     good = True
     for case in cases:
-        result = run_case(case, Sides(*modules[case.path], options.device))
+        if compiling:
+            result = compile_case(case, Sides(*modules[case.path], "cpu"))
+        else:
+            result = run_case(case, Sides(*modules[case.path], options.device))
         good = good and bool(result["ok"])
         print(json.dumps(result), flush=True)
     return 0 if good else 1
+
+
+def prepare_device(device: str) -> None:
+    if device == "cpu":
+        patch_device_functions_once()
+        return
+    capability = int(device[2:]) if device != "cuda" else 10 * torch.cuda.get_device_capability()[0]
+    PLATFORM.pdl = capability >= 90
+    if device != "cuda":
+        compile_instead_of_launching(capability)
 
 
 if __name__ == "__main__":

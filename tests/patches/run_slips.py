@@ -5,8 +5,12 @@ Reads lines {"patched", "kernel", "case"} and writes the check's result for each
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
+
+# Read by Triton when a kernel is decorated.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 def main(check_path: str, pristine: str) -> None:

@@ -41,6 +41,14 @@ KERNELS = (
 # The two halves take about the same time.
 HALVES = (("causal_conv1d_update", "selective_state_update", "kda_nvidia"), tuple(KERNELS[2:5]) + KERNELS[6:])
 
+# For the cards of the recipes, and for the first that has launch signals.
+SIGNALLING = ("causal_conv1d_update", "kda_nvidia")
+BRANCHES = ("mixed batch", "target beyond the row, tokens first", "count beyond the row, channels first")
+COMPILED = (
+    ("--device", "sm80", *(word for case in BRANCHES for word in ("--case", case))),
+    ("--device", "sm90", "--case", BRANCHES[0], "--kernel", SIGNALLING[0], "--kernel", SIGNALLING[1]),
+)
+
 CONV = "vllm/model_executor/layers/mamba/ops/causal_conv1d.py"
 SSM = "vllm/model_executor/layers/mamba/ops/mamba_ssm.py"
 RECURRENT = "vllm/third_party/flash_linear_attention/ops/fused_recurrent.py"
@@ -151,7 +159,6 @@ def run_slips(pristine: Path, root: Path, patched: Path) -> Results:
 
 def run_python(words: Sequence[str], *, home: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {
-        "TRITON_INTERPRET": "1",
         # One thread: the tensors are tiny, and threads that spin for work would take the other process's core.
         "OMP_NUM_THREADS": "1",
         "HOME": str(home),
@@ -184,6 +191,7 @@ class Runs:
     patched: list[Future[Results]]
     unpatched: Future[Results]
     slips: Future[Results]
+    compiled: list[Future[Results]]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +201,7 @@ def runs(trees: Trees, pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPa
         patched=[pool.submit(run_check, trees.pristine, trees.patched, *only_kernels(half)) for half in HALVES],
         unpatched=pool.submit(run_check, trees.pristine, trees.pristine, "--unpatched", "fails"),
         slips=pool.submit(run_slips, trees.pristine, tmp_path_factory.mktemp("slips"), trees.patched),
+        compiled=[pool.submit(run_check, trees.pristine, trees.patched, *words) for words in COMPILED],
     )
 
 
@@ -201,6 +210,14 @@ def test_patched_kernels_fail_closed_and_else_compute_the_same_bits(kernel: str,
     half = next(i for i, kernels in enumerate(HALVES) if kernel in kernels)
     results = [result for result in runs.patched[half].result() if result["kernel"] == kernel]
     assert {result["unpatched"] for result in results} == {"passes", "fails", "unsafe"}
+    assert [result for result in results if not result["ok"]] == []
+
+
+@pytest.mark.parametrize("number", range(len(COMPILED)), ids=("sm80", "sm90"))
+def test_patched_kernels_compile(number: int, runs: Runs) -> None:
+    """The interpreter takes more than the compiler does: returns and loops, above all."""
+    results = runs.compiled[number].result()
+    assert {result["kernel"] for result in results} == set(KERNELS if number == 0 else SIGNALLING)
     assert [result for result in results if not result["ok"]] == []
 
 
