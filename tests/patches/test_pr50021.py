@@ -23,7 +23,7 @@ from provisioner.resources import patches_folder
 
 from .conftest import ReadRelease
 
-pytestmark = [pytest.mark.network, pytest.mark.slow]
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FOLDER = patches_folder() / "pr50021-gdn-spec-bounds"
 VARIANTS: Sequence[Mapping[str, Any]] = tomllib.loads((FOLDER / "patch.toml").read_text())["variant"]
@@ -171,7 +171,7 @@ def run_python(words: Sequence[str], *, home: Path, stdin: str = "") -> subproce
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
 
