@@ -37,8 +37,20 @@ class Context:
         return find_uv(os.environ, index=self.settings().pypi)
 
     def venv(self, recipe: Recipe, given: Path | None) -> Path:
-        """The environment meant: the given one or the recipe's default, never resolved through links."""
-        return (given.expanduser().absolute() if given else self.home.venv(recipe.name)).absolute()
+        """The environment meant: the given one or the recipe's default, never resolved through links.
+
+        A recipe's fork runs the environment in its checkout, so that one is meant unless only the plain one exists.
+        """
+        if given is not None:
+            return given.expanduser().absolute()
+        plain = self.home.venv(recipe.name).absolute()
+        if recipe.fork is None or (plain.exists() and not self.fork_venv(recipe).exists()):
+            return plain
+        return self.fork_venv(recipe)
+
+    def fork_venv(self, recipe: Recipe) -> Path:
+        """The environment in the default checkout of a recipe's fork."""
+        return self.home.fork(recipe.name).absolute() / "venv"
 
     def lock(self, recipe: Recipe) -> "Lock":
         """The recipe's lock.

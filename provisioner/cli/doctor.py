@@ -102,15 +102,11 @@ def _choose_targets(
 
 
 def _target_of(recipe: "Recipe", venv: Path | None, fork_dir: Path | None, context: "Context") -> "Target":
-    from provisioner.cli.serve import find_places
     from provisioner.serving.doctor.examine import Target
 
-    plain = context.venv(recipe, venv)
-    if recipe.fork is None or (fork_dir is None and (plain.exists() or venv is not None)):
-        is_fork = recipe.fork is not None and (plain.parent / recipe.fork.launcher).is_file()
-        return Target(venv=plain, recipe=recipe, fork_folder=plain.parent if is_fork else None)
-    fork_folder, folder = find_places(recipe, context, venv, fork_dir, without_fork=False)
-    return Target(venv=folder, recipe=recipe, fork_folder=fork_folder)
+    folder = fork_dir.expanduser().absolute() / "venv" if fork_dir else context.venv(recipe, venv)
+    is_fork = recipe.fork is not None and (folder.parent / recipe.fork.launcher).is_file()
+    return Target(venv=folder, recipe=recipe, fork_folder=folder.parent if is_fork else None)
 
 
 def _choose_log(log: Path | None, targets: "tuple[Target, ...]", *, journal: bool) -> "LogSource | None":

@@ -83,7 +83,7 @@ def find_places(
         why = "--without-fork" if without_fork else f"the recipe {recipe.name}"
         raise UsageError(f"--fork-dir does not go with {why}")
     if recipe.fork is None or without_fork:
-        return None, context.venv(recipe, venv)
+        return None, venv.expanduser().absolute() if venv else context.home.venv(recipe.name).absolute()
     if fork_dir is None and venv is not None:
         fork_dir = venv.expanduser().absolute().parent
     folder = fork_dir.expanduser().absolute() if fork_dir else context.home.fork(recipe.name)

@@ -150,7 +150,7 @@ def _choose(inventory: Inventory, examination: Examination) -> Card | None:
 def _check_cards(examination: Examination, inventory: Inventory | None, why_not: CardError | None) -> Check:
     title = "cards"
     if inventory is None or not (inventory.cards or inventory.lost):
-        why = str(why_not) if why_not else "the driver lists no card"
+        why = ": ".join(filter(None, (why_not.what, why_not.found))) if why_not else "the driver lists no card"
         if not examination.probe:
             return skipped("cards", title, why)
         hints = why_not.hints if why_not else ("nvidia-smi -L",)
