@@ -235,7 +235,7 @@ def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", 
 
 def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> None:
     from provisioner.serving.findings import Severity
-    from provisioner.serving.prepare import judge_drafter
+    from provisioner.serving.fork_checks import judge_drafter
 
     for finding in judge_drafter(recipe, folder, os.environ, severity=Severity.WARNING):
         reporter.warn(f"{finding.what} ({', '.join(finding.evidence)}); to fetch them: {finding.next[0]}")

@@ -115,8 +115,8 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
     with _held(request.venv, reporter):
         found = _inspect(request)
         actions = [*_recover(found, reporter), *_install(request, found, uv, reporter)]
-        site = find_site(request.venv, request.recipe.distribution)
         installed = any(isinstance(action, InstallPackages) for action in actions)
+        site = _site_of(request, found, installed=installed)
         actions += _prove_record(request, site, fresh=installed, reporter=reporter)
         changed, verdict = _patch(request, site, reporter)
         actions += changed
@@ -143,6 +143,11 @@ def _plan_new(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
         WriteReceipt(),
     )
     return EnvironmentPlan(actions=actions, verdict=verdict, final=dict(verdict.final_digests))
+
+
+def _site_of(request: Request, found: Found, *, installed: bool) -> Site:
+    known = found.site if isinstance(found, Installed | Adoptable) else None
+    return find_site(request.venv, request.recipe.distribution) if installed or known is None else known
 
 
 def _inspect(request: Request) -> Found:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from provisioner.errors import ProvisionError
 from provisioner.recipe import Recipe, Serve
-from provisioner.serving import fork as forks
 from provisioner.serving.cards import CardView, choose, events_of, judge_events, judge_fit, judge_probe, read_kernel_log
 from provisioner.serving.cards import view_cards as look_at_cards
 from provisioner.serving.findings import Finding, Severity, Subject
+from provisioner.serving.fork_checks import judge_checkout, judge_drafter
 from provisioner.serving.key import FoundKey, find_key, obtain_key
 from provisioner.serving.launch import (
     ALLOCATOR_VARIABLE,
@@ -204,37 +204,3 @@ def _judge_fork(request: ServeRequest) -> Iterator[Finding]:
     if speculation == "dflash2":
         environ = {**request.environ, **request.variables}
         yield from judge_drafter(request.recipe, folder, environ, severity=Severity.ERROR)
-
-
-def judge_checkout(recipe: Recipe, folder: Path) -> Iterator[Finding]:
-    """A warning where the checkout is not the pinned commit; nothing is raised."""
-    if recipe.fork is None:
-        return
-    try:
-        forks.require_pinned(forks.read_checkout(folder, recipe.fork), recipe.fork)
-    except ProvisionError as error:
-        yield Finding(
-            id="fork-differs",
-            severity=Severity.WARNING,
-            subject=Subject.ENVIRONMENT,
-            what=error.what,
-            evidence=tuple(filter(None, (error.where, error.found and f"found: {error.found}"))),
-            next=error.hints,
-        )
-
-
-def judge_drafter(recipe: Recipe, folder: Path, environ: Mapping[str, str], *, severity: Severity) -> Iterator[Finding]:
-    """A finding where the drafter's weights are not there, with the command that fetches them."""
-    fork = recipe.fork
-    if fork is None or not fork.drafters or forks.find_drafter(folder, fork, environ) is not None:
-        return
-    named = environ.get("DRAFT")
-    looked = (f"DRAFT={named}",) if named else tuple(str(folder / name) for name in fork.drafters)
-    yield Finding(
-        id="no-drafter",
-        severity=severity,
-        subject=Subject.ENVIRONMENT,
-        what="the drafter's weights are not there",
-        evidence=looked,
-        next=(forks.drafter_hint(folder),),
-    )

@@ -26,8 +26,8 @@ from provisioner.serving.doctor.processes import Server, find_servers, judge_ori
 from provisioner.serving.doctor.readers import LogSource, fetch_metrics, name_of, read_lines
 from provisioner.serving.doctor.report import Check, Diagnosis, checked, skipped
 from provisioner.serving.findings import Finding, Severity, Subject
+from provisioner.serving.fork_checks import judge_drafter
 from provisioner.serving.launch import KEY_VARIABLE
-from provisioner.serving.prepare import judge_drafter
 from provisioner.serving.prometheus import parse_samples, read_counters
 from provisioner.serving.readiness import examine_environment, facts_now, judge_verification
 
