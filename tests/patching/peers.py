@@ -87,7 +87,7 @@ def git_apply(folder: Path, tree: Tree, diff: bytes, *options: str) -> dict[str,
 def gnu_patch(folder: Path, tree: Tree, diff: bytes, *options: str) -> dict[str, bytes] | None:
     """The tree after ``patch -p1 -F0`` without what it leaves behind; None where it refuses any hunk."""
     write_tree(folder, tree)
-    command = ["patch", "-p1", "-F0", "--batch", "--no-backup-if-mismatch", "--binary", "--reject-file=-", *options]
+    command = ["patch", "-p1", "-F0", "--force", "--no-backup-if-mismatch", "--binary", "--reject-file=-", *options]
     done = subprocess.run(
         command,
         cwd=folder,
