@@ -12,7 +12,7 @@ from provisioner.drift.explain import explain_patch
 from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, drift_key, response_to
 from provisioner.errors import ProvisionError
 from provisioner.patching.gather import shipped_facts
-from provisioner.patching.model import FileFacts, PatchVerdict
+from provisioner.patching.model import Create, FileFacts, PatchVerdict
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.progress import Reporter
 from provisioner.provisioning.series import RecipeSeries
@@ -120,11 +120,15 @@ def _group(opened: Iterable[_Read | _Unread]) -> dict[_Key, list[_Read]]:
 def _key_of(read: _Read) -> _Key:
     texts: list[tuple[str, tuple[Digest, ...]]] = []
     paths: set[str] = set()
+    created: set[str] = set()
     for name, series in read.series.items():
         patches = (*series.patches, *series.unwanted)
         texts.append((name, tuple(item.patch.digest for item in patches)))
         paths.update(touched_paths(patches))
-    return tuple(texts), tuple((path, read.record.digest(path)) for path in sorted(paths))
+        created.update(change.path for item in patches for change in item.patch.changes if isinstance(change, Create))
+    # Where a file is missing, the answer says where it went, and that rests on the whole of RECORD.
+    whole = read.build.filename if any(path not in read.record for path in paths - created) else ""
+    return tuple(texts), tuple((path, read.record.digest(path)) for path in sorted(paths)), whole
 
 
 def _judge(subjects: Sequence[Subject], read: _Read) -> tuple[Cell, ...] | ProvisionError:
@@ -138,9 +142,9 @@ def _judge(subjects: Sequence[Subject], read: _Read) -> tuple[Cell, ...] | Provi
 
 def _judge_subject(subject: Subject, read: _Read, facts: Mapping[str, FileFacts]) -> Iterable[Cell]:
     series = read.series[subject.name]
-    verdicts: list[PatchVerdict] = list(judge_series(series.patches, facts).patches)
+    verdicts: list[PatchVerdict] = list(judge_series(series.patches, facts, read.record).patches)
     for patch in series.unwanted:
-        verdicts += judge_series((patch,), facts).patches
+        verdicts += judge_series((patch,), facts, read.record).patches
     for verdict in verdicts:
         policy = series.policies[verdict.id]
         yield Cell(

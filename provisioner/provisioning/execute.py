@@ -58,6 +58,7 @@ from provisioner.provisioning.state import Owner, objects_of, read_receipt, stat
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.recipe import Recipe
 from provisioner.wheels.lazy import Wheel
+from provisioner.wheels.record import Record
 
 WAIT_SECONDS = 600
 
@@ -132,7 +133,7 @@ def _plan_new(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
     wheel = request.open_wheel()
     record = wheel.record()
     facts = shipped_facts(record, touched_paths(request.series.patches), wheel)
-    verdict = _judge(request, facts)
+    verdict = _judge(request, facts, record)
     steps = make_plan(verdict, facts).steps
     version = ".".join(map(str, python.version))
     actions: tuple[Action, ...] = (
@@ -158,7 +159,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     site = found.site
     refuse_other_build(site, request.lock)
     facts = _gather(request, site)
-    verdict = _judge(request, facts, read_receipt(site.state_dir))
+    verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
     actions: list[Action] = []
     if isinstance(found, Adoptable):
@@ -288,7 +289,7 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
 def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Action], SeriesVerdict]:
     reporter.stage("judge the patch series")
     facts = _gather(request, site)
-    verdict = _judge(request, facts, read_receipt(site.state_dir))
+    verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
     if steps:
         reporter.stage(f"change {len({step.path for step in steps})} files in one transaction")
@@ -312,13 +313,15 @@ def _gather(request: Request, site: Site) -> dict[str, FileFacts]:
     return gather_facts(site, paths, objects=objects, wheel=request.open_wheel()) if unknown else facts
 
 
-def _judge(request: Request, facts: Mapping[str, FileFacts], former: Receipt | None = None) -> SeriesVerdict:
+def _judge(
+    request: Request, facts: Mapping[str, FileFacts], record: Record, former: Receipt | None = None
+) -> SeriesVerdict:
     considered = {path: _as_shipped(fact) for path, fact in facts.items()} if request.reapply else facts
-    verdict = judge_recipe(request.series, considered)
+    verdict = judge_recipe(request.series, considered, record)
     if verdict.blocking and former is not None:
         # The series may have changed since: what still has the bytes that we left is not somebody else's edit.
         own = {path: _as_shipped(fact) if _is_as_left(fact, former) else fact for path, fact in considered.items()}
-        verdict = judge_recipe(request.series, own)
+        verdict = judge_recipe(request.series, own, record)
     refuse_blocked(verdict, request.series, where=str(request.venv))
     return verdict
 

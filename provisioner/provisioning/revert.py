@@ -42,7 +42,7 @@ def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
 
 def _restore(series: RecipeSeries, site: Site) -> tuple[FileOutcome, ...]:
     facts = gather_facts(site, touched_paths(series.patches), objects=objects_of(site.state_dir))
-    verdict = judge_series(series.patches, facts)
+    verdict = judge_series(series.patches, facts, site.record)
     steps = plan_revert(verdict, facts).steps
     return execute(site.site_packages, site.state_dir, steps, record=site.record, may_create=frozenset(verdict.final))
 

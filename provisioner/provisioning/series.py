@@ -7,6 +7,7 @@ from provisioner.errors import ConflictError, InvalidPatchError
 from provisioner.patching.model import HARMLESS, FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.series import judge_series
 from provisioner.recipe import PatchPolicy
+from provisioner.wheels.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +19,13 @@ class RecipeSeries:
     unwanted: tuple[SeriesPatch, ...] = ()
 
 
-def judge_recipe(series: RecipeSeries, facts: Mapping[str, FileFacts]) -> SeriesVerdict:
+def judge_recipe(series: RecipeSeries, facts: Mapping[str, FileFacts], record: Record) -> SeriesVerdict:
     """Judge the series; an optional patch that does not hold is left out and the rest judged again."""
     patches = series.patches
-    verdict = judge_series(patches, facts)
+    verdict = judge_series(patches, facts, record)
     while optional := [item for item in verdict.blocking if series.policies.get(item.id) is PatchPolicy.OPTIONAL]:
         patches = tuple(item for item in patches if item.patch.id != optional[0].id)
-        verdict = judge_series(patches, facts)
+        verdict = judge_series(patches, facts, record)
     return verdict
 
 

@@ -17,6 +17,7 @@ from provisioner.provisioning.series import pristine_only
 from provisioner.provisioning.state import objects_of, read_receipt
 from provisioner.receipt import Receipt
 from provisioner.recipe import PatchPolicy, Recipe
+from provisioner.wheels.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +140,8 @@ def _judge(recipe: Recipe, venv: Path, site: Site) -> tuple[PatchStatus, ...]:
     facts = gather_facts(site, touched_paths((*series.patches, *series.unwanted)), objects=objects_of(site.state_dir))
     now = {path: digest_of(fact.content) if fact.content is not None else None for path, fact in facts.items()}
     recorded = {path: fact.recorded for path, fact in facts.items()}
-    verdicts = list(judge_series(series.patches, facts).patches)
-    verdicts += [verdict for patch in series.unwanted for verdict in _judge_alone(patch, facts)]
+    verdicts = list(judge_series(series.patches, facts, site.record).patches)
+    verdicts += [verdict for patch in series.unwanted for verdict in _judge_alone(patch, facts, site.record)]
     return tuple(
         PatchStatus(
             id=verdict.id,
@@ -153,8 +154,8 @@ def _judge(recipe: Recipe, venv: Path, site: Site) -> tuple[PatchStatus, ...]:
     )
 
 
-def _judge_alone(patch: SeriesPatch, facts: Mapping[str, FileFacts]) -> tuple[PatchVerdict, ...]:
-    return judge_series((patch,), pristine_only(facts)).patches
+def _judge_alone(patch: SeriesPatch, facts: Mapping[str, FileFacts], record: Record) -> tuple[PatchVerdict, ...]:
+    return judge_series((patch,), pristine_only(facts), record).patches
 
 
 def _files_of(
