@@ -168,11 +168,13 @@ class _Judge:
         self._modes: dict[str, int] = {}
         self._old_modes: dict[str, int] = {}
         self._digests: dict[int, Digest] = {}
+        self._stale: frozenset[int] = frozenset()
 
     def verdict(self) -> SeriesVerdict:
         self._walk()
         for track in self._tracks:
             track.explanation = _explain(track)
+            self._stale |= track.explanation.former if track.explanation else frozenset()
         patches = tuple(self._judge_patch(number, turns) for number, turns in enumerate(self._turns))
         final: dict[str, bytes | None] = {}
         pristine: dict[str, bytes | None] = {}
@@ -248,7 +250,7 @@ class _Judge:
         for turn in turns:
             files.update(self._judge_turn(number, turn, same_as))
         ordered = tuple(files[path] for path in dict.fromkeys(change.path for change in item.patch.changes))
-        verdict = _verdict_over(item, ordered, stale=self._is_stale(number))
+        verdict = _verdict_over(item, ordered, stale=number in self._stale)
         return PatchVerdict(
             id=item.patch.id,
             source=item.patch.source,
@@ -257,9 +259,6 @@ class _Judge:
             why=_why_of(verdict, ordered),
             same_as=self._series[same_as].patch.id if same_as is not None else None,
         )
-
-    def _is_stale(self, number: int) -> bool:
-        return any(track.explanation and number in track.explanation.former for track in self._tracks)
 
     def _judge_turn(self, number: int, turn: _Turn, same_as: int | None) -> dict[str, FileVerdict]:
         by_path: dict[str, list[tuple[FileChange, Applied | Refused]]] = {}

@@ -28,7 +28,6 @@ from provisioner.patching.model import (
     Delete,
     FileChange,
     Modify,
-    Patch,
     Rename,
     SeriesPatch,
     Verdict,
@@ -115,21 +114,34 @@ def tie_strands(series: Sequence[SeriesPatch], skipped: Mapping[int, frozenset[s
     groups: dict[str, list[str]] = {}
     for path in joined:
         groups.setdefault(root(path), []).append(path)
-    return tuple(_tie(tuple(sorted(paths)), series, skipped) for paths in groups.values())
-
-
-def _tie(paths: tuple[str, ...], series: Sequence[SeriesPatch], skipped: Mapping[int, frozenset[str]]) -> Strand:
-    links: list[Link] = []
+    links: dict[str, list[Link]] = {}
     for number, item in enumerate(series):
-        changes = _changes_on(item.patch, paths, skipped.get(number, frozenset()))
-        formers = tuple(found for text in item.former if (found := _changes_on(text, paths, frozenset())))
-        if changes or formers:
-            links.append(Link(patch=number, changes=changes, cuts=item.cuts, formers=formers))
-    return Strand(paths=paths, links=tuple(links))
+        for name, link in _links_of(number, item, skipped.get(number, frozenset()), root).items():
+            links.setdefault(name, []).append(link)
+    return tuple(Strand(paths=tuple(sorted(paths)), links=tuple(links.get(name, ()))) for name, paths in groups.items())
 
 
-def _changes_on(patch: Patch, paths: tuple[str, ...], skipped: frozenset[str]) -> tuple[FileChange, ...]:
-    return tuple(change for change in patch.changes if change.path in paths and change.path not in skipped)
+def _links_of(number: int, item: SeriesPatch, skipped: frozenset[str], root: Callable[[str], str]) -> dict[str, Link]:
+    """What one patch does to each strand, by the strand's root."""
+    present = _by_root([change for change in item.patch.changes if change.path not in skipped], root)
+    formers = [_by_root(text.changes, root) for text in item.former]
+    names = dict.fromkeys(name for found in (present, *formers) for name in found)
+    return {
+        name: Link(
+            patch=number,
+            changes=tuple(present.get(name, ())),
+            cuts=item.cuts,
+            formers=tuple(tuple(found[name]) for found in formers if name in found),
+        )
+        for name in names
+    }
+
+
+def _by_root(changes: Sequence[FileChange], root: Callable[[str], str]) -> dict[str, list[FileChange]]:
+    found: dict[str, list[FileChange]] = {}
+    for change in changes:
+        found.setdefault(root(change.path), []).append(change)
+    return found
 
 
 # ---- one step forward
