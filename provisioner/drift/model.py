@@ -34,6 +34,18 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HunkView:
+    """A hunk beside what stands at its nearest place, for a side-by-side: texts are lines, ``line`` is 1-based."""
+
+    path: str
+    index: int
+    verdict: str
+    wanted: tuple[str, ...]
+    found: tuple[str, ...]
+    line: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One patch of one recipe on one build. ``account`` says why in at most a few lines; ``key`` names the drift."""
 
@@ -43,6 +55,7 @@ class Cell:
     response: DriftResponse
     account: tuple[str, ...]
     key: str
+    views: tuple[HunkView, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
