@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import HashMismatchError
-from provisioner.patching.hunks import Applied, Refused, cut_of, present_hunks
+from provisioner.patching.hunks import Applied, Refused, apply_change, cut_of, present_hunks
 from provisioner.patching.model import (
     HARMLESS,
     Create,
@@ -97,23 +97,51 @@ def _check_pristine(facts: Mapping[str, FileFacts]) -> None:
 def learn_cuts(series: Sequence[SeriesPatch], bases: Mapping[str, bytes]) -> tuple[SeriesPatch, ...]:
     """The series with cuts worked out from the pristine files of the release that it was cut against.
 
-    A patch may have been cut against those files or against the output of its predecessors on them: the first state in
-    which every hunk stands at its own line counts. Cuts that are known already stay, and so do paths without a base.
+    A patch may have been cut against those files or against the output of its predecessors on them: a state counts in
+    which every hunk stands at its own line. Where several do, only scopes that all of them give are kept. Cuts whose
+    scopes are known already stay, and so do paths without a base.
     """
     states: dict[str, list[bytes]] = {path: [content] for path, content in bases.items()}
     out: list[SeriesPatch] = []
     for item in series:
         cuts = dict(item.cuts)
-        for change in item.patch.changes:
-            source = change.source if isinstance(change, Rename) else change.path
-            known = states.get(source, [])
-            found = next((cut for state in reversed(known) if (cut := cut_of(state, change)) is not None), None)
-            if found is not None and not cuts.get(change.path, Cut()).scopes:
-                cuts[change.path] = found
-        learnt = replace(item, cuts=MappingProxyType(cuts))
-        _advance(states, learnt)
-        out.append(learnt)
+        for path, changes in _changes_by_path(item.patch).items():
+            first = changes[0]
+            known = states.get(first.source if isinstance(first, Rename) else path, [])
+            learnt = _learn_cut(changes, known)
+            if learnt is not None and not cuts.get(path, Cut()).scopes:
+                cuts[path] = learnt
+        done = replace(item, cuts=MappingProxyType(cuts))
+        _advance(states, done)
+        out.append(done)
     return tuple(out)
+
+
+def _changes_by_path(patch: Patch) -> dict[str, list[FileChange]]:
+    found: dict[str, list[FileChange]] = {}
+    for change in patch.changes:
+        found.setdefault(change.path, []).append(change)
+    return found
+
+
+def _learn_cut(changes: Sequence[FileChange], states: Sequence[bytes]) -> Cut | None:
+    cuts = [cut for state in dict.fromkeys(states) if (cut := _cut_in(changes, state)) is not None]
+    if len(cuts) < 2:
+        return cuts[0] if cuts else None
+    scopes = tuple(
+        found[0] if len(set(found)) == 1 else None for found in zip(*(cut.scopes for cut in cuts), strict=True)
+    )
+    return Cut(scopes=scopes)
+
+
+def _cut_in(changes: Sequence[FileChange], content: bytes) -> Cut | None:
+    """The cut of one path's changes in a row, if ``content`` may be what the first was cut against."""
+    first = cut_of(content, changes[0])
+    if first is None or len(changes) == 1:
+        return first
+    done = apply_change(content, changes[0], first)
+    rest = _cut_in(changes[1:], done.content) if isinstance(done, Applied) and done.content is not None else None
+    return None if rest is None else Cut(digest=first.digest, scopes=first.scopes + rest.scopes)
 
 
 def _advance(states: dict[str, list[bytes]], item: SeriesPatch) -> None:
@@ -169,6 +197,7 @@ class _Judge:
         self._old_modes: dict[str, int] = {}
         self._digests: dict[int, Digest] = {}
         self._stale: frozenset[int] = frozenset()
+        self._committed: set[int] = set()
 
     def verdict(self) -> SeriesVerdict:
         self._walk()
@@ -221,6 +250,7 @@ class _Judge:
             self._turns.append(turns)
             if self._goes_on(number, turns):
                 self._commit(turns)
+                self._committed.add(number)
 
     def _goes_on(self, number: int, turns: Sequence[_Turn]) -> bool:
         blocked = any(why.verdict is not Verdict.NOT_SHIPPED for why in self._missing.get(number, {}).values())
@@ -342,7 +372,9 @@ class _Judge:
         """The earlier patch of the series that makes the same change in each file of this one."""
         if not turns or all(turn.step.after is not None for turn in turns):
             return None
-        for earlier in range(number):
+        for earlier in sorted(self._committed):
+            if earlier >= number:
+                return None
             firsts = {id(turn.track): turn for turn in self._turns[earlier]}
             if all(id(turn.track) in firsts and _does_the_same(firsts[id(turn.track)], turn) for turn in turns):
                 return earlier

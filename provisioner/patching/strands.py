@@ -15,7 +15,6 @@ from provisioner.patching.hunks import (
     NO_CUT,
     Applied,
     Refused,
-    Shift,
     apply_change,
     cut_of,
     possible_origins,
@@ -33,10 +32,11 @@ from provisioner.patching.model import (
     Verdict,
     paths_of,
 )
+from provisioner.patching.places import Shift
 
-_MOST_CHOICES = 4096
+_MOST_CHOICES = 1024
 _MOST_PARTIAL_CHOICES = 512
-_MOST_STEPS_BACK = 2048
+_MOST_STEPS_BACK = 512
 _MOST_FOR_ALL = 6
 _MOST_HIDDEN = 4
 

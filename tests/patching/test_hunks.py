@@ -7,8 +7,9 @@ import pytest
 from provisioner.digests import digest_of
 from provisioner.patching.compare import change_between
 from provisioner.patching.diff import parse_patch
-from provisioner.patching.hunks import Applied, Refused, Shift, apply_change, cut_of, reverse_change
+from provisioner.patching.hunks import Applied, Refused, apply_change, cut_of, reverse_change
 from provisioner.patching.model import Create, Cut, Delete, FileChange, Hunk, Modify, Verdict
+from provisioner.patching.places import Shift
 
 BODY = b"        a = 1\n        b = 2\n        c = 3\n        d = 4\n        e = 5\n        f = 6\n        g = 7\n"
 TWINS = b"class C:\n    def one(self):\n" + BODY + b"\n    def two(self):\n" + BODY
@@ -254,3 +255,17 @@ def test_the_result_of_a_change_that_renames_what_encloses_it_is_found() -> None
     assert cut is not None
     assert cut.scopes == ("", "f")
     assert refused(new, change, cut).verdict is Verdict.APPLIED
+
+
+def test_a_deletion_that_upstream_made_is_not_made_again_in_a_twin() -> None:
+    """With its own lines gone, the only place left is the twin: without a scope that looks like a unique match."""
+    gone = TWINS.replace(b"        d = 4\n", b"", 1)
+    change = without_headings(change_of(TWINS, gone))
+    assert refused(gone, change).verdict is Verdict.AMBIGUOUS
+    assert refused(gone, change, SCOPE_ONE).verdict is Verdict.APPLIED
+
+
+def test_scopes_mean_nothing_for_files_that_are_not_python() -> None:
+    change = replace(IN_ONE, path="m.txt")
+    assert refused(TWINS, change, SCOPE_ONE).verdict is Verdict.AMBIGUOUS
+    assert refused(TWINS + b"x\ry\n", IN_ONE, SCOPE_ONE).verdict is Verdict.AMBIGUOUS

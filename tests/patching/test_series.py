@@ -6,7 +6,7 @@ import pytest
 
 from provisioner.digests import digest_of
 from provisioner.errors import ConflictError, ForeignBytesError, HashMismatchError, UsageError
-from provisioner.patching.diff import parse_patch
+from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.model import FileFacts, Rename, SeriesPatch, Verdict
 from provisioner.patching.plan import foreign_paths, make_plan, plan_revert, plan_without, reset_foreign, steps_to
 from provisioner.patching.series import judge_series, touched_paths
@@ -308,6 +308,24 @@ def test_a_text_of_several_commits_is_judged_as_one_patch() -> None:
     assert verdicts(judge(series, {**PRISTINE, "v/data.json": b'{"a": 3}\n'})) == {"p": "applied"}
     half = judge(series, {**PRISTINE, "v/data.json": b'{"a": 2}\n'})
     assert half.patches[0].verdict is not Verdict.APPLIED
+
+
+def test_cuts_are_learnt_for_each_commit_of_a_text() -> None:
+    head = b"From 0123456789012345678901234567890123456789 Mon Sep 17 00:00:00 2001\n\n"
+    text = head + print_patch(P1) + b"-- \n2.39\n\n" + head + print_patch(P2)
+    (item,) = series_of(parse_patch(text, id="p", source="p"))
+    assert item.cuts[OPS].scopes == ("load", "load")
+    assert item.cuts[OPS].digest == digest_of(PRISTINE[OPS])
+    moved = {**PRISTINE, OPS: b"import os\n" + PRISTINE[OPS]}
+    assert verdicts(judge((item,), moved, pristine=moved)) == {"p": "applies-at-offset"}
+
+
+def test_a_hunk_without_old_lines_learns_no_place_from_two_states() -> None:
+    """Cut against pristine or against the first patch's output: both have the line, and nothing says which is meant."""
+    first = patch_of("first", PRISTINE, {**PRISTINE, OPS: b"import os\n" + PRISTINE[OPS]})
+    bare = parse_patch(b"--- a/v/ops.py\n+++ b/v/ops.py\n@@ -4,0 +5 @@\n+    new = 1\n", id="bare", source="bare")
+    assert verdicts(judge(series_of(bare), PRISTINE)) == {"bare": "applies"}
+    assert verdicts(judge(series_of(first, bare), PRISTINE)) == {"first": "applies", "bare": "ambiguous"}
 
 
 # ---- plans
