@@ -91,11 +91,15 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 MEASURE = """
-import resource, sys
+import re, sys
 import torch
 from benchmarks.field_repack import field_repack
 from provisioner.marlin.repack import NumbaEngine, TorchEngine, repack
 way, size_k, size_n = sys.argv[1], 5120, 17408
+
+def measure(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+
 small = torch.zeros((4, 64), dtype=torch.int32)
 words = torch.randint(-(2**31), 2**31 - 1, (size_k // 4, size_n), dtype=torch.int32)
 perm = torch.randperm(size_k).to(torch.int32)
@@ -108,9 +112,11 @@ run = {
 run(small, 16, 64)
 if way == "order":
     repack("gptq", torch.zeros((size_k // 4, 64), dtype=torch.int32), size_k, 64, 8, engine=NumbaEngine(), perm=perm)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = measure("VmRSS")
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak counts from here
 run(words, size_k, size_n)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - words.nbytes)
+print((measure("VmHWM") - before) * 1024 - words.nbytes)
 """
 
 

@@ -9,8 +9,9 @@ spreads over a pool of threads and the result does not depend on how. numba's ow
 workqueue must not be entered from several threads, and a server's loader may do that. A tile here is 16 rows (32 for
 8-bit activations) by 64 columns.
 
-Memory: the output, and a few hundred KiB of scratch a thread (act-order: 64 bytes a row of the weight a thread, at most
-32 MiB together). From a GPU: 48 MiB of pinned staging a device while a model loads.
+Memory: the output, and scratch that does not grow with the weight: none to speak of for GPTQ, 1 MiB a thread for AWQ,
+some 16 MiB for torch alone. From a GPU: 64 MiB of pinned staging a device while a model loads, and for act-order the
+packed words of one matrix.
 
 The parts, in this order: what is refused; numba's kernels; the same three steps in torch; the work list; the repack of
 tensors in host memory; the pipeline for tensors on a GPU; the hook.
@@ -29,6 +30,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from pickle import PickleError
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -41,8 +43,6 @@ logger = logging.getLogger(__name__)
 SETTING = "VLLM_MARLIN_CPU_REPACK"
 STRIP = 64
 """Columns of a strip: the columns of one wide tile, of two narrow ones, and the multiple that Marlin asks of size_n."""
-SCRATCH_BYTES = 256 << 10
-ACT_ORDER_BYTES = 32 << 20
 MAX_THREADS = 32
 
 
@@ -73,9 +73,9 @@ class Weight:
         return 32 if self.narrow else 16
 
     @property
-    def source_rows(self) -> int:
-        """Rows of packed words that one row of tiles comes from."""
-        return self.tile_rows if self.packing == "awq" else self.tile_rows // self.per_word
+    def word_rows(self) -> int:
+        """Rows of GPTQ words in one row of tiles."""
+        return self.tile_rows // self.per_word
 
     @property
     def packed_shape(self) -> tuple[int, int]:
@@ -229,149 +229,186 @@ def _shuffle_4(source: Any, row: int, column: int, out: Any, k0: int, n0: int, t
                         target[16 * c + 4 * r + j] = made[r, 8 * j + c]
 
 
-def _unpack_gptq(source: Any, bits: int, row: int, column: int, rows: int, strips: int, values: Any) -> None:
-    """values[strip, k, column] of GPTQ words; ``rows`` counts values."""
+def _shuffle_narrow_8(source: Any, row: int, column: int, out: Any, k0: int, n0: int, tiles: int, strips: int) -> None:
+    """8-bit GPTQ words to Marlin words, 8-bit activations: whole words change places. A strip is two tiles."""
+    for kt in range(tiles):
+        for nt in range(2 * strips):
+            target = out[k0 + kt, 512 * n0 + 256 * nt : 512 * n0 + 256 * nt + 256]
+            start = column + 32 * nt
+            for lane in range(32):
+                c = lane >> 2
+                r = lane & 3
+                upper = source[row + 8 * kt + r, start : start + 32]
+                lower = source[row + 8 * kt + 4 + r, start : start + 32]
+                for jb in range(4):
+                    target[8 * lane + 2 * jb] = upper[8 * jb + c]
+                    target[8 * lane + 2 * jb + 1] = lower[8 * jb + c]
+
+
+def _shuffle_narrow_4(source: Any, row: int, column: int, out: Any, k0: int, n0: int, tiles: int, strips: int) -> None:
+    """4-bit GPTQ words to Marlin words, 8-bit activations: nibbles of the two halves of a tile alternate."""
+    u = source.dtype.type
+    low, pairs, nibbles, nibble, byte, half = u(0x0000FFFF), u(0x00FF00FF), u(0x0F0F0F0F), u(4), u(8), u(16)
+    made = source[:4, :64].copy()
+    for kt in range(tiles):
+        for nt in range(strips):
+            start = column + 64 * nt
+            for p in range(2):
+                upper = source[row + 4 * kt + p, start : start + 64]
+                lower = source[row + 4 * kt + 2 + p, start : start + 64]
+                first = made[2 * p]
+                second = made[2 * p + 1]
+                for i in range(64):
+                    a = upper[i] & low
+                    b = lower[i] & low
+                    d = upper[i] >> half
+                    e = lower[i] >> half
+                    a = (a | (a << byte)) & pairs
+                    b = (b | (b << byte)) & pairs
+                    d = (d | (d << byte)) & pairs
+                    e = (e | (e << byte)) & pairs
+                    first[i] = ((a | (a << nibble)) & nibbles) | (((b | (b << nibble)) & nibbles) << nibble)
+                    second[i] = ((d | (d << nibble)) & nibbles) | (((e | (e << nibble)) & nibbles) << nibble)
+            target = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
+            for lane in range(64):
+                r = lane & 3
+                at = 32 * (lane >> 5) + ((lane >> 2) & 7)
+                for jb in range(4):
+                    target[4 * lane + jb] = made[r, at + 8 * jb]
+
+
+def _gather_wide(
+    source: Any, row: int, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, made: Any
+) -> None:
+    """GPTQ words with act-order to Marlin words, 16-bit activations; ``made`` is scratch, (4, 64 * strips).
+
+    The values of a word are picked from their four rows where the words of a plain weight would be shuffled; rows of
+    several strips are read at once, because they come in any order and a longer run is a cheaper one.
+    """
     u = source.dtype.type
     per_word = 32 // bits
-    mask = u((1 << bits) - 1)
-    for nt in range(strips):
-        start = column + 64 * nt
-        for p in range(rows // per_word):
-            words = source[row + p, start : start + 64]
-            for position in range(per_word):
-                shift = u(bits * position)
-                target = values[nt, per_word * p + position]
-                for i in range(64):
-                    target[i] = (words[i] >> shift) & mask
+    mask, shift, half, upper, byte = u((1 << bits) - 1), u(bits), u(16), u(16 + bits), u(8)
+    start = 64 * n0
+    stop = 64 * (n0 + strips)
+    for kt in range(len(order) // 16):
+        for r in range(4):
+            k = 16 * kt + 2 * r
+            first, second, third, fourth = order[k], order[k + 8], order[k + 1], order[k + 9]
+            a, b = source[row + first // per_word, start:stop], source[row + second // per_word, start:stop]
+            d, e = source[row + third // per_word, start:stop], source[row + fourth // per_word, start:stop]
+            at_a, at_b = u(first % per_word * bits), u(second % per_word * bits)
+            at_d, at_e = u(third % per_word * bits), u(fourth % per_word * bits)
+            picked = made[r]
+            for i in range(64 * strips):
+                picked[i] = (
+                    ((a[i] >> at_a) & mask)
+                    | (((b[i] >> at_b) & mask) << shift)
+                    | (((d[i] >> at_d) & mask) << half)
+                    | (((e[i] >> at_e) & mask) << upper)
+                )
+        for nt in range(strips):
+            at = 64 * nt
+            if bits == 8:
+                target = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
+                for lane in range(32):
+                    for jb in range(8):
+                        target[8 * lane + jb] = made[lane & 3, at + 8 * jb + (lane >> 2)]
+            else:
+                target = out[k0 + kt, 128 * (n0 + nt) : 128 * (n0 + nt) + 128]
+                for lane in range(32):
+                    left = at + (lane >> 2)
+                    for j in range(4):
+                        right = made[lane & 3, left + 16 * j + 8] << byte
+                        target[4 * lane + j] = made[lane & 3, left + 16 * j] | right
 
 
-def _unpack_awq_4(source: Any, row: int, column: int, rows: int, strips: int, wide: Any) -> None:
-    """values[strip, k, column] of AWQ words, given as uint64: one word's eight columns are one element of ``wide``.
+def _gptq_from_awq_4(source: Any, row: int, column: int, target: Any, strips: int, pairs: Any, wide: Any) -> None:
+    """4-bit AWQ words to GPTQ words: ``target`` is (rows / 8, 64 * strips).
 
-    The low half of a word holds the even columns, the high half the odd ones.
+    ``pairs``, (4, 64) uint8, and ``wide``, (4, 8) uint64, are one piece of scratch: the eight values of a word spread
+    over eight bytes, the low half of the word being the even columns; two rows share the bytes.
     """
     u = wide.dtype.type
-    half, spread, step, pairs, nibbles, byte = (
-        u(0xFFFF),
-        u(24),
-        u(12),
-        u(0x000000FF000000FF),
-        u(0x000F000F000F000F),
-        u(8),
-    )
-    sixteen = u(16)
-    for nt in range(strips):
-        start = column + 8 * nt
-        for k in range(rows):
-            words = source[row + k, start : start + 8]
-            target = wide[nt, k]
-            for q in range(8):
-                x = u(words[q]) & half
-                y = u(words[q]) >> sixteen
-                x = (x | (x << spread)) & pairs
-                y = (y | (y << spread)) & pairs
-                x = (x | (x << step)) & nibbles
-                y = (y | (y << step)) & nibbles
-                target[q] = x | (y << byte)
+    v = target.dtype.type
+    low, apart, bytes_apart, nibbles = u(0xFFFF), u(24), u(0x000000FF000000FF), u(0x000F000F000F000F)
+    step, nibble, byte, half = u(12), u(4), u(8), u(16)
+    for p in range(target.shape[0]):
+        for nt in range(strips):
+            start = column + 8 * nt
+            for pair in range(4):
+                above = source[row + 8 * p + 2 * pair, start : start + 8]
+                below = source[row + 8 * p + 2 * pair + 1, start : start + 8]
+                spread = wide[pair]
+                for q in range(8):
+                    a = u(above[q]) & low
+                    b = u(above[q]) >> half
+                    d = u(below[q]) & low
+                    e = u(below[q]) >> half
+                    a = (a | (a << apart)) & bytes_apart
+                    b = (b | (b << apart)) & bytes_apart
+                    d = (d | (d << apart)) & bytes_apart
+                    e = (e | (e << apart)) & bytes_apart
+                    a = ((a | (a << step)) & nibbles) | (((b | (b << step)) & nibbles) << byte)
+                    d = ((d | (d << step)) & nibbles) | (((e | (e << step)) & nibbles) << byte)
+                    spread[q] = a | (d << nibble)
+            first, second, third, fourth = pairs[0], pairs[1], pairs[2], pairs[3]
+            words = target[p, 64 * nt : 64 * nt + 64]
+            for i in range(64):
+                words[i] = v(first[i]) | (v(second[i]) << v(8)) | (v(third[i]) << v(16)) | (v(fourth[i]) << v(24))
 
 
-def _unpack_awq_8(source: Any, row: int, column: int, rows: int, strips: int, wide: Any) -> None:
-    """The same for 8 bits, given as uint32: the two middle bytes of a word change places."""
-    u = source.dtype.type
-    outer, third, second, byte = u(0xFF0000FF), u(0x00FF0000), u(0x0000FF00), u(8)
-    for nt in range(strips):
-        start = column + 16 * nt
-        for k in range(rows):
-            words = source[row + k, start : start + 16]
-            target = wide[nt, k]
-            for q in range(16):
-                x = words[q]
-                target[q] = (x & outer) | ((x << byte) & third) | ((x >> byte) & second)
+def _gptq_from_awq_8(source: Any, row: int, column: int, target: Any, strips: int, values: Any, wide: Any) -> None:
+    """8-bit AWQ words to GPTQ words: ``target`` is (rows / 4, 64 * strips).
 
-
-def _merge_wide(values: Any, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, made: Any) -> None:
-    """Values, rows taken in ``order``, to Marlin words for 16-bit activations; ``made`` is uint32 scratch (4, 64)."""
-    u = out.dtype.type
-    shift, half, upper = u(bits), u(16), u(16 + bits)
-    byte = u(8)
-    for nt in range(strips):
-        for kt in range(len(order) // 16):
-            for r in range(4):
-                k = 16 * kt + 2 * r
-                a, b = values[nt, order[k]], values[nt, order[k + 8]]
-                d, e = values[nt, order[k + 1]], values[nt, order[k + 9]]
-                target = made[r]
-                for i in range(64):
-                    target[i] = u(a[i]) | (u(b[i]) << shift) | (u(d[i]) << half) | (u(e[i]) << upper)
-            if bits == 8:
-                words = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
-                for c in range(8):
-                    for r in range(4):
-                        for jb in range(8):
-                            words[32 * c + 8 * r + jb] = made[r, 8 * jb + c]
-            else:
-                words = out[k0 + kt, 128 * (n0 + nt) : 128 * (n0 + nt) + 128]
-                for c in range(8):
-                    for r in range(4):
-                        for j in range(4):
-                            words[16 * c + 4 * r + j] = made[r, 16 * j + c] | (made[r, 16 * j + 8 + c] << byte)
-
-
-def _merge_narrow(values: Any, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, made: Any) -> None:
-    """Values, rows taken in ``order``, to Marlin words for 8-bit activations; ``made`` is uint32 scratch (8, 64).
-
-    A strip is two tiles of 32 columns. Row 4 * h + r of ``made`` holds the four rows l, a byte each; for 4 bits the
-    nibbles of both halves h share a byte.
+    ``values``, (4, 64) uint8, and ``wide``, (4, 16) uint32, are one piece of scratch: the words with their two middle
+    bytes exchanged, which are the values in order.
     """
-    u = out.dtype.type
-    nibble, byte, half, upper = u(4), u(8), u(16), u(24)
-    for nt in range(strips):
-        for kt in range(len(order) // 32):
-            for g in range(8):
-                k = 32 * kt + 4 * g
-                a, b = values[nt, order[k]], values[nt, order[k + 1]]
-                d, e = values[nt, order[k + 2]], values[nt, order[k + 3]]
-                target = made[g]
-                for i in range(64):
-                    target[i] = u(a[i]) | (u(b[i]) << byte) | (u(d[i]) << half) | (u(e[i]) << upper)
-            if bits == 8:
-                words = out[k0 + kt, 512 * (n0 + nt) : 512 * (n0 + nt) + 512]
-                for lane in range(64):
-                    at = 32 * (lane >> 5) + ((lane >> 2) & 7)
-                    r = lane & 3
-                    for jb in range(4):
-                        words[8 * lane + 2 * jb] = made[r, at + 8 * jb]
-                        words[8 * lane + 2 * jb + 1] = made[4 + r, at + 8 * jb]
-            else:
-                words = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
-                for lane in range(64):
-                    at = 32 * (lane >> 5) + ((lane >> 2) & 7)
-                    r = lane & 3
-                    for jb in range(4):
-                        words[4 * lane + jb] = made[r, at + 8 * jb] | (made[4 + r, at + 8 * jb] << nibble)
+    u = target.dtype.type
+    outer, third_byte, second_byte, byte = u(0xFF0000FF), u(0x00FF0000), u(0x0000FF00), u(8)
+    for p in range(target.shape[0]):
+        for nt in range(strips):
+            start = column + 16 * nt
+            for k in range(4):
+                words = source[row + 4 * p + k, start : start + 16]
+                ordered = wide[k]
+                for q in range(16):
+                    x = words[q]
+                    ordered[q] = (x & outer) | ((x << byte) & third_byte) | ((x >> byte) & second_byte)
+            first, second, third, fourth = values[0], values[1], values[2], values[3]
+            made = target[p, 64 * nt : 64 * nt + 64]
+            for i in range(64):
+                made[i] = u(first[i]) | (u(second[i]) << u(8)) | (u(third[i]) << u(16)) | (u(fourth[i]) << u(24))
 
 
+_SHUFFLE = "void(uint32[:,::1], int64, int64, uint32[:,::1], int64, int64, int64, int64)"
+_FROM_AWQ = "void(uint32[:,::1], int64, int64, uint32[:,::1], int64, uint8[:,::1], {}[:,::1])"
 _SIGNATURES = {
-    "_shuffle_8": "void(uint32[:,::1], int64, int64, uint32[:,::1], int64, int64, int64, int64)",
-    "_shuffle_4": "void(uint32[:,::1], int64, int64, uint32[:,::1], int64, int64, int64, int64)",
-    "_unpack_gptq": "void(uint32[:,::1], int64, int64, int64, int64, int64, uint8[:,:,::1])",
-    "_unpack_awq_4": "void(uint32[:,::1], int64, int64, int64, int64, uint64[:,:,::1])",
-    "_unpack_awq_8": "void(uint32[:,::1], int64, int64, int64, int64, uint32[:,:,::1])",
-    "_merge_wide": "void(uint8[:,:,::1], int64, int64[::1], uint32[:,::1], int64, int64, int64, uint32[:,::1])",
-    "_merge_narrow": "void(uint8[:,:,::1], int64, int64[::1], uint32[:,::1], int64, int64, int64, uint32[:,::1])",
+    "_shuffle_8": _SHUFFLE,
+    "_shuffle_4": _SHUFFLE,
+    "_shuffle_narrow_8": _SHUFFLE,
+    "_shuffle_narrow_4": _SHUFFLE,
+    "_gather_wide": (
+        "void(uint32[:,::1], int64, int64, int64[::1], uint32[:,::1], int64, int64, int64, uint32[:,::1])"
+    ),
+    "_gptq_from_awq_4": _FROM_AWQ.format("uint64"),
+    "_gptq_from_awq_8": _FROM_AWQ.format("uint32"),
 }
 _compiling = threading.Lock()
 
 
+# No folder for the cache; an entry that is damaged, or that names the module under which this file was loaded then.
+_CACHE_FAILURES = (RuntimeError, ImportError, OSError, EOFError, AttributeError, LookupError, ValueError, PickleError)
+
+
 @functools.cache
 def _numba_kernel(name: str) -> Callable[..., None]:
-    """The compiled kernel, from numba's cache on disk where its folder can be written (about 1 s otherwise)."""
+    """The compiled kernel, from numba's cache on disk where that works (about 1 s otherwise)."""
     import numba
 
     with _compiling:
         try:
             return numba.njit(_SIGNATURES[name], nogil=True, cache=True)(globals()[name])  # type: ignore[no-any-return]
-        except RuntimeError:  # no folder for the cache
+        except _CACHE_FAILURES:
             return numba.njit(_SIGNATURES[name], nogil=True)(globals()[name])  # type: ignore[no-any-return]
 
 
@@ -379,36 +416,61 @@ def _numba_kernel(name: str) -> Callable[..., None]:
 
 
 class Engine(Protocol):
-    """The three steps, on views that the engine makes of CPU tensors of words.
+    """The three steps, on views that the engine makes of CPU tensors of words, 2-D, one row of ``out`` a row of tiles.
 
-    ``shuffle`` does GPTQ for 16-bit activations in one go. Everything else is ``unpack`` into values, shape (strips,
-    rows, 64), uint8, then ``merge``, which takes their rows in ``order``. Sizes are in tiles and strips; ``k0`` and
-    ``n0`` say where the first one goes; ``out`` has one row a row of tiles.
+    Sizes are in tiles and strips; ``k0`` and ``n0`` are the first ones in ``out``. Steps run on several threads at once
+    and are called seldom: on many threads each call has to wait for the GIL, which costs tens of microseconds.
     """
 
     name: str
-    tiles_a_task: int | None
+
+    def workers(self, threads: int) -> int:
+        """Threads of ours to use where ``threads`` may be busy."""
+        ...
+
+    def block_tiles(self, weight: Weight, workers: int) -> int:
+        """Tiles to shuffle at a time."""
+        ...
+
+    def gather_strips(self, weight: Weight) -> int:
+        """Strips to gather at a time."""
+        ...
 
     def view(self, words: torch.Tensor) -> Any: ...
 
     def indices(self, order: torch.Tensor) -> Any: ...
 
-    def scratch(self, strips: int, rows: int) -> Any: ...
+    def shuffle(
+        self, weight: Weight, source: Any, out: Any, *, row: int, strip: int, k0: int, n0: int, tiles: int, strips: int
+    ) -> None:
+        """GPTQ words, from ``row`` and ``strip`` on, to Marlin words."""
+        ...
 
-    def shuffle(self, weight: Weight, source: Any, out: Any, *, k0: int, n0: int, tiles: int, strips: int) -> None: ...
+    def gather(
+        self, weight: Weight, source: Any, order: Any, out: Any, *, row: int, k0: int, n0: int, strips: int
+    ) -> None:
+        """GPTQ words, rows of the values in ``order`` counted from packed ``row``, to wide Marlin words."""
+        ...
 
-    def unpack(
-        self, weight: Weight, source: Any, values: Any, *, row: int, n0: int, rows: int, strips: int
-    ) -> None: ...
-
-    def merge(self, weight: Weight, values: Any, order: Any, out: Any, *, k0: int, n0: int, strips: int) -> None: ...
+    def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
+        """The GPTQ words of some tiles of AWQ words."""
+        ...
 
 
 class NumbaEngine:
     """Compiled loops; they release the GIL."""
 
     name = "numba"
-    tiles_a_task: int | None = None
+
+    def workers(self, threads: int) -> int:
+        return threads
+
+    def block_tiles(self, weight: Weight, workers: int) -> int:
+        share = weight.tiles * weight.strips // (2 * workers)
+        return min(max(share, 64), TASK_BYTES // weight.tile_bytes)
+
+    def gather_strips(self, weight: Weight) -> int:  # noqa: ARG002
+        return 8
 
     def view(self, words: torch.Tensor) -> Any:
         return words.numpy().view("uint32")
@@ -416,40 +478,51 @@ class NumbaEngine:
     def indices(self, order: torch.Tensor) -> Any:
         return order.numpy()
 
-    def scratch(self, strips: int, rows: int) -> Any:
-        import torch
+    def shuffle(
+        self, weight: Weight, source: Any, out: Any, *, row: int, strip: int, k0: int, n0: int, tiles: int, strips: int
+    ) -> None:
+        kernel = _numba_kernel(f"_shuffle_narrow_{weight.bits}" if weight.narrow else f"_shuffle_{weight.bits}")
+        kernel(source, row, strip * STRIP, out, k0, n0, tiles, strips)
 
-        return torch.empty((strips, rows, STRIP), dtype=torch.uint8).numpy()
-
-    def shuffle(self, weight: Weight, source: Any, out: Any, *, k0: int, n0: int, tiles: int, strips: int) -> None:
-        kernel = _numba_kernel(f"_shuffle_{weight.bits}")
-        kernel(source, k0 * weight.source_rows, n0 * STRIP, out, k0, n0, tiles, strips)
-
-    def unpack(self, weight: Weight, source: Any, values: Any, *, row: int, n0: int, rows: int, strips: int) -> None:
-        if weight.packing == "gptq":
-            _numba_kernel("_unpack_gptq")(source, weight.bits, row, n0 * STRIP, rows, strips, values)
-        else:
-            wide = values.view("uint64" if weight.bits == 4 else "uint32")
-            column = n0 * STRIP // weight.per_word
-            _numba_kernel(f"_unpack_awq_{weight.bits}")(source, row, column, rows, strips, wide)
-
-    def merge(self, weight: Weight, values: Any, order: Any, out: Any, *, k0: int, n0: int, strips: int) -> None:
+    def gather(
+        self, weight: Weight, source: Any, order: Any, out: Any, *, row: int, k0: int, n0: int, strips: int
+    ) -> None:
         import numpy as np
 
-        made = np.empty((8, STRIP), dtype=np.uint32)
-        kernel = _numba_kernel("_merge_narrow" if weight.narrow else "_merge_wide")
-        kernel(values, weight.bits, order, out, k0, n0, strips, made)
+        made = np.empty((4, strips * STRIP), dtype=np.uint32)
+        _numba_kernel("_gather_wide")(source, row, weight.bits, order, out, k0, n0, strips, made)
+
+    def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
+        import numpy as np
+
+        target = np.empty((tiles * weight.word_rows, strips * STRIP), dtype=np.uint32)
+        scratch = np.empty((4, STRIP), dtype=np.uint8)
+        wide = scratch.view(np.uint64 if weight.bits == 4 else np.uint32)
+        column = n0 * STRIP // weight.per_word
+        kernel = _numba_kernel(f"_gptq_from_awq_{weight.bits}")
+        kernel(source, k0 * weight.tile_rows, column, target, strips, scratch, wide)
+        return target
 
 
 class TorchEngine:
-    """Whole-tensor operations on blocks small enough that each stays in the cache and on the thread that asked.
-
-    Two values, or two pairs, are joined by a shift and an or; one gather then puts the joined pieces into their places.
-    """
+    """Whole-tensor operations, spread over torch's own threads where it has some, over ours where it has one."""
 
     name = "torch"
-    tiles_a_task: int | None = 60
-    """Torch starts threads of its own from 32768 elements on; 60 tiles of 512 pieces stay below."""
+
+    def workers(self, threads: int) -> int:
+        import torch
+
+        return max(1, threads // int(torch.get_num_threads()))
+
+    def block_tiles(self, weight: Weight, workers: int) -> int:  # noqa: ARG002
+        import torch
+
+        return int(torch.get_num_threads()) * (1 << 20) // weight.tile_bytes
+
+    def gather_strips(self, weight: Weight) -> int:
+        import torch
+
+        return max(1, int(torch.get_num_threads()) * (1 << 19) // (weight.size_k * STRIP * weight.bits // 8))
 
     def view(self, words: torch.Tensor) -> Any:
         return words
@@ -457,70 +530,90 @@ class TorchEngine:
     def indices(self, order: torch.Tensor) -> Any:
         return order
 
-    def scratch(self, strips: int, rows: int) -> Any:
+    def shuffle(
+        self, weight: Weight, source: Any, out: Any, *, row: int, strip: int, k0: int, n0: int, tiles: int, strips: int
+    ) -> None:
+        words = weight.tile_bytes // 4
+        target = out[k0 : k0 + tiles, words * n0 : words * (n0 + strips)].unflatten(1, (strips, words))
+        rows = source[row : row + tiles * weight.word_rows, strip * STRIP : (strip + strips) * STRIP]
+        rows = rows.unflatten(0, (tiles, weight.word_rows))
+        step = {
+            (8, False): self._shuffle_8,
+            (4, False): self._shuffle_4,
+            (8, True): self._shuffle_narrow_8,
+            (4, True): self._shuffle_narrow_4,
+        }[weight.bits, weight.narrow]
+        step(rows, target)
+
+    def _shuffle_8(self, rows: Any, target: Any) -> None:
+        """``rows``: (tile, 2 h + quad, column); ``target``: (tile, strip, 256)."""
         import torch
 
-        return torch.empty((strips, rows, STRIP), dtype=torch.uint8)
+        upper, lower = rows.view(torch.uint8).unflatten(1, (2, 2)).unbind(1)
+        joined = _join(upper, lower, 8, torch.int16).view(torch.int32)
+        strips = target.shape[1]
+        pieces = joined.unflatten(2, (strips, 8, 8, 2))  # tile, quad, strip, jb, c, row of the quad
+        target.unflatten(2, (8, 2, 2, 8)).copy_(pieces.permute(0, 2, 4, 1, 5, 3))
 
-    def shuffle(self, weight: Weight, source: Any, out: Any, *, k0: int, n0: int, tiles: int, strips: int) -> None:
+    def _shuffle_4(self, rows: Any, target: Any) -> None:
+        """``rows``: (tile, h, column); ``target``: (tile, strip, 128)."""
         import torch
 
-        rows = source[k0 * weight.source_rows : (k0 + tiles) * weight.source_rows, n0 * STRIP : (n0 + strips) * STRIP]
-        target = _tiles_of(weight, out, k0=k0, n0=n0, tiles=tiles, strips=strips)
-        if weight.bits == 8:
-            pieces = rows.view(torch.uint8).unflatten(0, (tiles, 2, 2))  # tile, h, quad, byte
-            joined = _join(pieces[:, 0], pieces[:, 1], 8, torch.int16).view(torch.int32)
-            # tile, quad, strip, jb, c, row of the quad
-            _place(joined, (tiles, 2, strips, 8, 8, 2), (0, 2, 4, 1, 5, 3), target)
-            return
-        x, y = rows.unflatten(0, (tiles, 2)).unbind(1)
+        x, y = rows.unbind(1)
         swapped = x.bitwise_right_shift(4).bitwise_xor_(y).bitwise_and_(0x0F0F0F0F)
         odd = y ^ swapped
         even = swapped.bitwise_left_shift_(4).bitwise_xor_(x)
-        joined = torch.empty((2, tiles, strips * 4, 32), dtype=torch.int16)
-        for made, nibbles in zip(joined, (even, odd), strict=True):
-            left, right = nibbles.view(torch.uint8).unflatten(1, (strips * 4, 2, 32)).unbind(2)
-            made.copy_(right).bitwise_left_shift_(8).bitwise_or_(left)
-        # l, tile, strip, j, c, r
-        _place(joined, (2, tiles, strips, 4, 8, 4), (1, 2, 4, 5, 3, 0), target)
+        strips = target.shape[1]
+        halves = target.view(torch.int16).unflatten(2, (8, 4, 4, 2))  # tile, strip, c, r, j, l
+        for which, nibbles in enumerate((even, odd)):
+            left, right = nibbles.view(torch.uint8).unflatten(1, (strips, 4, 2, 8, 4)).unbind(3)
+            pieces = _join(left, right, 8, torch.int16)  # tile, strip, j, c, r
+            halves[..., which].copy_(pieces.permute(0, 1, 3, 4, 2))
 
-    def unpack(self, weight: Weight, source: Any, values: Any, *, row: int, n0: int, rows: int, strips: int) -> None:
-        mask = (1 << weight.bits) - 1
-        if weight.packing == "gptq":
-            columns = source[row : row + rows // weight.per_word, n0 * STRIP : (n0 + strips) * STRIP]
-            words = columns.unflatten(1, (strips, STRIP)).transpose(0, 1)
-            target = values.unflatten(1, (rows // weight.per_word, weight.per_word))
-            for position in range(weight.per_word):
-                target[:, :, position].copy_((words >> weight.bits * position) & mask)
-            return
-        width = STRIP // weight.per_word
-        words = source[row : row + rows, n0 * width : (n0 + strips) * width].unflatten(1, (strips, width))
-        target = values.unflatten(2, (width, weight.per_word)).transpose(0, 1)
-        for column, position in enumerate((0, 4, 1, 5, 2, 6, 3, 7) if weight.bits == 4 else (0, 2, 1, 3)):
-            target[..., column].copy_((words >> weight.bits * position) & mask)
+    def _shuffle_narrow_8(self, rows: Any, target: Any) -> None:
+        """``rows``: (tile, 4 h + r, column); ``target``: (tile, strip, 512)."""
+        pieces = rows.unflatten(1, (2, 4)).unflatten(3, (target.shape[1], 2, 4, 8))  # tile, h, r, strip, half, jb, c
+        target.unflatten(2, (2, 8, 4, 4, 2)).copy_(pieces.permute(0, 3, 4, 6, 2, 5, 1))
 
-    def merge(self, weight: Weight, values: Any, order: Any, out: Any, *, k0: int, n0: int, strips: int) -> None:
+    def _shuffle_narrow_4(self, rows: Any, target: Any) -> None:
+        """``rows``: (tile, 2 h + p, column); ``target``: (tile, strip, 256)."""
         import torch
 
+        halves = rows.view(torch.int16).unflatten(1, (2, 2)).to(torch.int32)  # tile, h, p, 2 column + half
+        halves.bitwise_and_(0xFFFF)
+        for shift, mask in ((8, 0x00FF00FF), (4, 0x0F0F0F0F)):
+            halves.bitwise_or_(halves << shift).bitwise_and_(mask)
+        joined = halves[:, 1].bitwise_left_shift_(4).bitwise_or_(halves[:, 0])
+        pieces = joined.unflatten(2, (target.shape[1], 2, 4, 8, 2))  # tile, p, strip, half strip, jb, c, half word
+        target.unflatten(2, (2, 8, 2, 2, 4)).copy_(pieces.permute(0, 2, 3, 5, 1, 6, 4))
+
+    def gather(
+        self, weight: Weight, source: Any, order: Any, out: Any, *, row: int, k0: int, n0: int, strips: int
+    ) -> None:
+        import torch
+
+        columns = source[row:, n0 * STRIP : (n0 + strips) * STRIP]
+        words = torch.zeros((len(order) // weight.per_word, strips * STRIP), dtype=torch.int32)
+        for position in range(weight.per_word):
+            wanted = order[position :: weight.per_word]
+            picked = columns.index_select(0, wanted // weight.per_word)
+            picked.bitwise_right_shift_((wanted % weight.per_word * weight.bits).to(torch.int32).unsqueeze(1))
+            words |= picked.bitwise_and_((1 << weight.bits) - 1).bitwise_left_shift_(weight.bits * position)
         tiles = len(order) // weight.tile_rows
-        target = _tiles_of(weight, out, k0=k0, n0=n0, tiles=tiles, strips=strips)
-        deep = 4 if weight.narrow else 2
-        rows = values.index_select(1, order).view(strips, tiles, 2, 4, deep, STRIP)  # strip, tile, h, r, l, column
-        if weight.bits == 4:
-            rows = _join(rows[:, :, 0], rows[:, :, 1], 4, torch.uint8)  # strip, tile, r, l, column
-        if weight.narrow:
-            joined = _join(rows[..., ::2, :], rows[..., 1::2, :], 8, torch.int16)
-            if weight.bits == 8:  # strip, tile, h, r, pair of l, half strip, jb, c
-                _place(joined, (strips, tiles, 2, 4, 2, 2, 4, 8), (1, 0, 5, 7, 3, 6, 2, 4), target)
-            else:  # strip, tile, r, pair of l, half strip, jb, c
-                _place(joined, (strips, tiles, 4, 2, 2, 4, 8), (1, 0, 4, 6, 2, 5, 3), target)
-        elif weight.bits == 8:
-            joined = _join(rows[:, :, 0], rows[:, :, 1], 8, torch.int16)  # strip, tile, r, l, jb, c
-            _place(joined, (strips, tiles, 4, 2, 8, 8), (1, 0, 5, 2, 4, 3), target)
-        else:
-            left, right = rows.unflatten(-1, (4, 2, 8)).unbind(-2)
-            joined = _join(left, right, 8, torch.int16)  # strip, tile, r, l, j, c
-            _place(joined, (strips, tiles, 4, 2, 4, 8), (1, 0, 5, 2, 4, 3), target)
+        self.shuffle(weight, words, out, row=0, strip=0, k0=k0, n0=n0, tiles=tiles, strips=strips)
+
+    def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
+        import torch
+
+        rows, width = tiles * weight.tile_rows, STRIP // weight.per_word
+        columns = source[k0 * weight.tile_rows : k0 * weight.tile_rows + rows, n0 * width : (n0 + strips) * width]
+        words = columns.unflatten(0, (-1, weight.per_word))  # row of GPTQ words, position there, AWQ word
+        target = torch.zeros((words.shape[0], strips * width, weight.per_word), dtype=torch.int32)
+        for column, position in enumerate((0, 4, 1, 5, 2, 6, 3, 7) if weight.bits == 4 else (0, 2, 1, 3)):
+            values = (words >> weight.bits * position).bitwise_and_((1 << weight.bits) - 1)
+            for k in range(weight.per_word):
+                target[..., column] |= values[:, k] << weight.bits * k
+        return target.flatten(1)
 
 
 def _join(low: torch.Tensor, high: torch.Tensor, shift: int, dtype: torch.dtype) -> torch.Tensor:
@@ -529,32 +622,6 @@ def _join(low: torch.Tensor, high: torch.Tensor, shift: int, dtype: torch.dtype)
 
     joined = torch.empty(high.shape, dtype=dtype)
     return joined.copy_(high).bitwise_left_shift_(shift).bitwise_or_(low)
-
-
-@functools.lru_cache(maxsize=16)
-def _storage_index(shape: tuple[int, ...], axes: tuple[int, ...]) -> torch.Tensor:
-    """Where each piece in storage order comes from: the permutation of a ``shape`` as a flat int32 index."""
-    import torch
-
-    return torch.arange(math.prod(shape), dtype=torch.int32).view(shape).permute(axes).reshape(-1)
-
-
-def _place(pieces: torch.Tensor, shape: tuple[int, ...], axes: tuple[int, ...], target: torch.Tensor) -> None:
-    """Gather ``pieces``, permuted, into ``target``; faster than a strided copy of the same permutation."""
-    import torch
-
-    index = _storage_index(shape, axes)
-    flat = pieces.view(-1)
-    if target.is_contiguous():
-        torch.index_select(flat, 0, index, out=target.view(-1).view(pieces.dtype))
-    else:
-        target.copy_(flat.index_select(0, index).view(torch.int32).view(target.shape))
-
-
-def _tiles_of(weight: Weight, out: torch.Tensor, *, k0: int, n0: int, tiles: int, strips: int) -> torch.Tensor:
-    """The part of ``out`` that some tiles fill: (tiles, strips, words)."""
-    words = weight.tile_bytes // 4
-    return out[k0 : k0 + tiles, words * n0 : words * (n0 + strips)].unflatten(1, (strips, words))
 
 
 @functools.cache
@@ -598,109 +665,48 @@ def _cover(total: int, step: int) -> Iterator[tuple[int, int]]:
 
 def _blocks(tiles: int, strips: int, size: int) -> Iterator[tuple[int, int, int, int]]:
     """(k0, tiles, n0, strips) of blocks of about ``size`` tiles; whole rows of tiles where they are short enough."""
-    width = min(strips, size)
-    for k0, deep in _cover(tiles, max(1, size // width)):
+    width = min(strips, max(1, size))
+    for k0, deep in _cover(tiles, max(1, -(-size // width))):
         for n0, wide in _cover(strips, width):
             yield k0, deep, n0, wide
 
 
-def _drain(queue: collections.deque[Any]) -> Iterator[Any]:
-    """The tasks that other threads have left."""
-    while True:
+class Running:
+    """Tasks that threads are working off."""
+
+    def __init__(self, tasks: Sequence[Any], work: Callable[[Any], None], workers: int) -> None:
+        self._queue = collections.deque(tasks)
+        self._work = work
+        workers = min(workers, len(tasks))
+        self._futures = [_pool().submit(self._work_off) for _ in range(workers)] if workers > 1 else []
+        if not self._futures:
+            self._work_off()
+
+    def _work_off(self) -> None:
+        while True:
+            try:
+                task = self._queue.popleft()
+            except IndexError:
+                return
+            self._work(task)
+
+    def join(self) -> None:
+        """Wait for all; raise what a task raised. Afterwards no thread writes any more."""
         try:
-            task = queue.popleft()
-        except IndexError:
-            return
-        yield task
-
-
-def _run(tasks: Sequence[Any], make_work: Callable[[], Callable[[Any], None]], workers: int) -> None:
-    """Hand ``tasks`` to ``workers`` threads, each with the work function that it makes for itself.
-
-    Returns or raises only when no thread writes any more.
-    """
-    queue = collections.deque(tasks)
-
-    def work_off() -> None:
-        work = make_work()
-        for task in _drain(queue):
-            work(task)
-
-    workers = min(workers, len(tasks))
-    if workers <= 1:
-        work_off()
-        return
-    futures = [_pool().submit(work_off) for _ in range(workers)]
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        queue.clear()
-        wait(futures)
+            for future in self._futures:
+                future.result()
+        finally:
+            self._queue.clear()
+            wait(self._futures)
 
 
 # --- host memory ----------------------------------------------------------------------------------------------------
 
-
-def _shuffle_all(weight: Weight, words: torch.Tensor, out: torch.Tensor, engine: Engine, workers: int) -> None:
-    source, target = engine.view(words), engine.view(out)
-    share = weight.tiles * weight.strips // (4 * workers)
-    size = engine.tiles_a_task or min(max(share, 64), (2 << 20) // weight.tile_bytes)
-
-    def make_work() -> Callable[[tuple[int, int, int, int]], None]:
-        def work(block: tuple[int, int, int, int]) -> None:
-            k0, tiles, n0, strips = block
-            engine.shuffle(weight, source, target, k0=k0, n0=n0, tiles=tiles, strips=strips)
-
-        return work
-
-    _run(tuple(_blocks(weight.tiles, weight.strips, size)), make_work, workers)
+TASK_BYTES = 4 << 20
+AWQ_BYTES = 1 << 20
 
 
-def _merge_all(weight: Weight, words: torch.Tensor, out: torch.Tensor, engine: Engine, workers: int) -> None:
-    """Everything but wide GPTQ, without act-order: through a block of values."""
-    import torch
-
-    source, target = engine.view(words), engine.view(out)
-    size = min(SCRATCH_BYTES // (weight.tile_rows * STRIP), engine.tiles_a_task or SCRATCH_BYTES)
-
-    def make_work() -> Callable[[tuple[int, int, int, int]], None]:
-        def work(block: tuple[int, int, int, int]) -> None:
-            k0, tiles, n0, strips = block
-            rows = tiles * weight.tile_rows
-            values = engine.scratch(strips, rows)
-            engine.unpack(weight, source, values, row=k0 * weight.source_rows, n0=n0, rows=rows, strips=strips)
-            engine.merge(weight, values, engine.indices(torch.arange(rows)), target, k0=k0, n0=n0, strips=strips)
-
-        return work
-
-    _run(tuple(_blocks(weight.tiles, weight.strips, size)), make_work, workers)
-
-
-def _merge_ordered(
-    weight: Weight, words: torch.Tensor, order: torch.Tensor, out: torch.Tensor, engine: Engine, workers: int
-) -> None:
-    """Act-order: the values of a whole strip, whose rows are then taken in any order without leaving the cache."""
-    source, target = engine.view(words), engine.view(out)
-    orders = [engine.indices(row) for row in order]
-    tiles = weight.size_k // weight.tile_rows
-    workers = max(1, min(workers, ACT_ORDER_BYTES // (weight.size_k * STRIP)))
-
-    def make_work() -> Callable[[tuple[int, int]], None]:
-        values = engine.scratch(1, weight.size_k)
-
-        def work(task: tuple[int, int]) -> None:
-            expert, strip = task
-            row = expert * tiles * weight.source_rows
-            engine.unpack(weight, source, values, row=row, n0=strip, rows=weight.size_k, strips=1)
-            engine.merge(weight, values, orders[expert], target, k0=expert * tiles, n0=strip, strips=1)
-
-        return work
-
-    _run([(expert, strip) for expert in range(weight.experts) for strip in range(weight.strips)], make_work, workers)
-
-
-def _fill(
+def start_repack(
     weight: Weight,
     words: torch.Tensor,
     order: torch.Tensor | None,
@@ -708,16 +714,54 @@ def _fill(
     *,
     engine: Engine,
     threads: int,
-) -> None:
-    """Repack checked CPU tensors of any shape into ``out``."""
-    words = words.view(-1, words.shape[-1])
-    out = out.view(weight.tiles, -1)
+) -> Running:
+    """Begin to fill ``out`` from ``words``, both checked and in host memory; the work holds on to them."""
+    source, target = engine.view(words.view(-1, words.shape[-1])), engine.view(out.view(weight.tiles, -1))
     if order is not None:
-        _merge_ordered(weight, words, order, out, engine, threads)
-    elif weight.packing == "gptq" and not weight.narrow:
-        _shuffle_all(weight, words, out, engine, threads)
-    else:
-        _merge_all(weight, words, out, engine, threads)
+        return _start_gather(weight, source, order, target, engine=engine, workers=engine.workers(threads))
+    workers = engine.workers(threads)
+
+    def shuffle(block: tuple[int, int, int, int]) -> None:
+        k0, tiles, n0, strips = block
+        row = k0 * weight.word_rows
+        engine.shuffle(weight, source, target, row=row, strip=n0, k0=k0, n0=n0, tiles=tiles, strips=strips)
+
+    def shuffle_awq(block: tuple[int, int, int, int]) -> None:
+        k0, tiles, n0, strips = block
+        made = engine.from_awq(weight, source, k0=k0, n0=n0, tiles=tiles, strips=strips)
+        engine.shuffle(weight, made, target, row=0, strip=0, k0=k0, n0=n0, tiles=tiles, strips=strips)
+
+    size = engine.block_tiles(weight, workers)
+    if weight.packing == "gptq":
+        return Running(tuple(_blocks(weight.tiles, weight.strips, size)), shuffle, workers)
+    size = min(size, AWQ_BYTES // weight.tile_bytes)
+    return Running(tuple(_blocks(weight.tiles, weight.strips, size)), shuffle_awq, workers)
+
+
+def _start_gather(
+    weight: Weight, source: Any, order: torch.Tensor, target: Any, *, engine: Engine, workers: int
+) -> Running:
+    """Act-order: ``order`` has a row an expert, or one for a block of an expert's rows whose words are all there."""
+    orders = [engine.indices(row) for row in order]
+    tiles = order.shape[1] // weight.tile_rows
+    wide = min(engine.gather_strips(weight), weight.strips)
+    groups = weight.experts * -(-weight.strips // wide)
+    deep = max(64, -(-tiles * groups // (2 * workers)))
+    source_rows = source.shape[0] // weight.experts
+
+    def gather(task: tuple[int, int, int, int, int]) -> None:
+        expert, k0, some, n0, strips = task
+        wanted = orders[expert][k0 * weight.tile_rows : (k0 + some) * weight.tile_rows]
+        row, k0 = expert * source_rows, expert * tiles + k0
+        engine.gather(weight, source, wanted, target, row=row, k0=k0, n0=n0, strips=strips)
+
+    tasks = [
+        (expert, k0, some, n0, strips)
+        for expert in range(weight.experts)
+        for n0, strips in _cover(weight.strips, wide)
+        for k0, some in _cover(tiles, deep)
+    ]
+    return Running(tasks, gather, workers)
 
 
 def _describe(
@@ -766,14 +810,17 @@ def repack(
     if out.data_ptr() < words.data_ptr() + words.nbytes and words.data_ptr() < out.data_ptr() + out.nbytes:
         raise RepackError("the output overlaps the packed weight")
     engine = engine or default_engine()
-    _fill(weight, words, order, out, engine=engine, threads=min(threads or MAX_THREADS, default_threads()))
+    threads = min(threads or MAX_THREADS, default_threads())
+    start_repack(weight, words, order, out, engine=engine, threads=threads).join()
     return out
 
 
 # --- from a GPU and back --------------------------------------------------------------------------------------------
 
 BLOCK_BYTES = 8 << 20
-SLOTS = 3
+SLOTS = 4
+LINK_THREADS = 8
+"""Enough for the fastest bus; each block has to wake all of them."""
 
 
 class Ticket(Protocol):
@@ -843,6 +890,21 @@ class Slot:
     up: torch.Tensor
     sent: Ticket | None = None
 
+    def wait_until_sent(self) -> None:
+        if self.sent is not None:
+            self.sent.synchronize()
+            self.sent = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of tiles, from ``k0`` on, and where they pass through: their words before and after."""
+
+    k0: int
+    tiles: int
+    down: torch.Tensor
+    up: torch.Tensor
+
 
 class Staging:
     """The way of weights through host memory: block by block through pinned slots, one weight at a time.
@@ -870,42 +932,54 @@ class Staging:
     ) -> None:
         """Fill ``out`` from ``words``, both on the device, both checked.
 
-        Act-order reads rows from anywhere, so such a weight lies in host memory whole, packed and repacked, one
-        expert at a time; any other passes through the slots alone.
+        Act-order reads rows from anywhere, so the packed words of such a weight lie in host memory whole, one expert
+        at a time; any other passes through the slots alone.
         """
         import torch
 
+        width = words.shape[-1]
         source, target = words.view(weight.tiles, -1), out.view(weight.tiles, -1)
+        tiles_each = weight.tiles // weight.experts
+
+        def block_of(tiles: int) -> Weight:
+            return replace(weight, experts=1, size_k=tiles * weight.tile_rows)
+
+        def shuffle(block: Block) -> Running:
+            packed = block.down.view(-1, width)
+            return start_repack(block_of(block.tiles), packed, None, block.up, engine=engine, threads=threads)
+
         with self._lock:
             self._link.begin()
             try:
                 if order is None:
-
-                    def fill(tiles: int, down: torch.Tensor, up: torch.Tensor, _: int) -> None:
-                        block = replace(weight, experts=1, size_k=tiles * weight.tile_rows)
-                        _fill(block, down.view(-1, words.shape[-1]), None, up, engine=engine, threads=threads)
-
-                    self._flow(source, target, fill)
+                    self._flow(source, target, shuffle)
                     return
-                tiles_each = weight.tiles // weight.experts
-                one = replace(weight, experts=1)
-                host, made = (torch.empty((tiles_each, source.shape[1]), dtype=torch.int32) for _ in range(2))
+                host = torch.empty((tiles_each, source.shape[1]), dtype=torch.int32)
                 for expert in range(weight.experts):
+
+                    def keep(block: Block) -> None:
+                        host[block.k0 : block.k0 + block.tiles].view(-1).copy_(block.down)
+
+                    def gather(block: Block, rows: torch.Tensor = order[expert]) -> Running:
+                        wanted = rows[block.k0 * weight.tile_rows :][: block.tiles * weight.tile_rows].unsqueeze(0)
+                        packed = host.view(-1, width)
+                        return start_repack(
+                            block_of(block.tiles), packed, wanted, block.up, engine=engine, threads=threads
+                        )
+
                     span = slice(expert * tiles_each, (expert + 1) * tiles_each)
-                    self._flow(source[span], None, lambda n, down, _, k0: host[k0 : k0 + n].view(-1).copy_(down))
-                    packed = host.view(-1, words.shape[-1])
-                    _fill(one, packed, order[expert : expert + 1], made, engine=engine, threads=threads)
-                    self._flow(None, target[span], lambda n, _, up, k0: up.copy_(made[k0 : k0 + n].view(-1)))
+                    self._flow(source[span], None, keep)
+                    self._flow(None, target[span], gather)
             finally:
                 self._link.finish()
 
     def _flow(
-        self,
-        source: torch.Tensor | None,
-        target: torch.Tensor | None,
-        work: Callable[[int, torch.Tensor, torch.Tensor, int], object],
+        self, source: torch.Tensor | None, target: torch.Tensor | None, start: Callable[[Block], Running | None]
     ) -> None:
-        """Call ``work(tiles, down, up, k0)`` on each block of rows of tiles of ``source``, for each of ``target``."""
+        """Bring ``source`` down, call ``start`` on each block, take ``target`` up; either may be None.
+
+        The work on a block is waited for only when the next one's has been started, so that threads do not run dry.
+        """
         shape = (source if source is not None else target).shape  # type: ignore[union-attr]
         slots = self._slots_for(shape[1])
         blocks = list(_cover(shape[0], slots[0].down.numel() // shape[1]))
@@ -917,20 +991,33 @@ class Staging:
                 down = slots[index % len(slots)].down[: tiles * shape[1]]
                 arriving.append(self._link.fetch(down, source[k0 : k0 + tiles].view(-1)))
 
+        def complete(index: int, running: Running | None) -> None:
+            if running is not None:
+                running.join()
+            if target is not None:
+                (k0, tiles), slot = blocks[index], slots[index % len(slots)]
+                slot.sent = self._link.send(target[k0 : k0 + tiles].view(-1), slot.up[: tiles * shape[1]])
+            fetch(index + len(slots))
+
         for index in range(len(slots)):
             fetch(index)
-        for index, (k0, tiles) in enumerate(blocks):
-            slot = slots[index % len(slots)]
-            down, up = slot.down[: tiles * shape[1]], slot.up[: tiles * shape[1]]
-            if source is not None:
-                arriving.popleft().synchronize()
-            if slot.sent is not None:
-                slot.sent.synchronize()
-                slot.sent = None
-            work(tiles, down, up, k0)
-            if target is not None:
-                slot.sent = self._link.send(target[k0 : k0 + tiles].view(-1), up)
-            fetch(index + len(slots))
+        before: Running | None = None
+        try:
+            for index, (k0, tiles) in enumerate(blocks):
+                slot = slots[index % len(slots)]
+                if source is not None:
+                    arriving.popleft().synchronize()
+                slot.wait_until_sent()
+                size = tiles * shape[1]
+                running = start(Block(k0, tiles, slot.down[:size], slot.up[:size]))
+                before, done = running, before
+                if index:
+                    complete(index - 1, done)
+            done, before = before, None
+            complete(len(blocks) - 1, done)
+        finally:
+            if before is not None:
+                before.join()
 
     def _slots_for(self, row_words: int) -> list[Slot]:
         """Slots whose buffers hold at least one row of tiles."""
@@ -982,7 +1069,7 @@ def repack_from_device(
         order,
         out,
         engine=engine or default_engine(),
-        threads=min(threads or MAX_THREADS, default_threads()),
+        threads=min(threads or LINK_THREADS, default_threads()),
     )
     return out
 

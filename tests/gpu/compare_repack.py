@@ -267,20 +267,19 @@ def setting(value: str) -> Iterator[None]:
 
 
 def time_blocks() -> list[dict[str, Any]]:
-    """The pipeline with other block sizes and counts of slots than it has."""
+    """The pipeline with other block sizes, counts of slots and of threads than it has."""
     words, size_k, size_n = layer_weights(8)[0]
     results = []
-    for mebibytes in (2, 4, 8, 16, 32):
-        for slots in (2, 3, 4):
-            staging = Staging(CudaLink(words.device), block_bytes=mebibytes << 20, slots=slots)
-            times = []
-            for _ in range(6):
-                started = time.perf_counter()
-                repack_from_device("gptq", words, size_k, size_n, 8, staging=staging)
-                torch.cuda.synchronize()
-                times.append(time.perf_counter() - started)
-            speed = words.nbytes / statistics.median(times[1:]) / 1e9
-            results.append({"MiB": mebibytes, "slots": slots, "GB/s": round(speed, 2)})
+    for mebibytes, slots, threads in itertools.product((4, 8, 16), (3, 4, 6), (4, 8, 16)):
+        staging = Staging(CudaLink(words.device), block_bytes=mebibytes << 20, slots=slots)
+        times = []
+        for _ in range(6):
+            started = time.perf_counter()
+            repack_from_device("gptq", words, size_k, size_n, 8, staging=staging, threads=threads)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+        speed = round(words.nbytes / statistics.median(times[1:]) / 1e9, 2)
+        results.append({"MiB": mebibytes, "slots": slots, "threads": threads, "GB/s": speed})
     return results
 
 
@@ -373,7 +372,9 @@ def render(report: dict[str, Any]) -> str:
         name = f"{entry['bits']} bits{', act-order' if entry['act_order'] else ''}, {entry['layers']} layers"
         peaks = f"{entry['peak_bytes'] / 1e6:.1f} / {entry['compiled_peak_bytes'] / 1e6:.1f}"
         lines.append(f"| {name} | {entry['GB']:.1f} | {entry['seconds']:.2f} | {entry['GB/s']:.1f} | {peaks} |")
-    lines += ["", f"blocks: {report['blocks']}", f"seconds: {report['seconds']}"]
+    lines += ["", "| block, MiB | slots | threads | GB/s |", "|---|---|---|---|"]
+    lines += [f"| {e['MiB']} | {e['slots']} | {e['threads']} | {e['GB/s']} |" for e in report["blocks"]]
+    lines += ["", f"seconds: {report['seconds']}"]
     return "\n".join(lines)
 
 
