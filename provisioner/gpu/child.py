@@ -31,6 +31,7 @@ CRUMB_BYTES = 2 << 20
 BAND_ROWS = 256
 MARLIN_ROW = 16
 SPARSE_BANDS = 4
+LAYER_BAND_ROWS = 32
 RAMP_WORDS = 4 << 20
 GPTQ_OP = "gptq_marlin_repack"
 AWQ_OP = "awq_marlin_repack"
@@ -291,7 +292,7 @@ class Comparison:
         if compiled is None:
             self._say(case, "fails", f"the compiled op refuses what the fallback takes: {refusal}")
             return True
-        band = self._reference_band(case, given, 0)
+        band = self._reference_band(case, given, 0, LAYER_BAND_ROWS)
         same = torch.equal(compiled, self._upload(answer)) and torch.equal(answer[: band.shape[0]], band)
         differences = [] if same else list(self._compare(case, given, compiled.cpu(), answer, sparse=False))
         self._say(case, "agrees" if same else "fails", "" if same else "answers differ", differences=differences)
@@ -360,8 +361,8 @@ class Comparison:
                 bands = pool.map(lambda start: self._reference_band(case, given, start), group)
                 yield from zip((start // MARLIN_ROW for start in group), bands, strict=True)
 
-    def _reference_band(self, case: Case, given: Input, start: int) -> Any:
-        return call_reference(self._torch, self._reference, case, given, start, min(BAND_ROWS, case.size_k - start))
+    def _reference_band(self, case: Case, given: Input, start: int, rows: int = BAND_ROWS) -> Any:
+        return call_reference(self._torch, self._reference, case, given, start, min(rows, case.size_k - start))
 
     def _say(self, case: Case, outcome: str, why: str, **values: Any) -> None:
         self._voice.say("result", case=case.name, outcome=outcome, why=why, **values)

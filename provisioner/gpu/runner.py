@@ -7,6 +7,7 @@ import selectors
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _LINE_BYTES = 1 << 20
 _TAIL_BYTES = 4096
 # A process in an uninterruptible driver call outlives SIGKILL; waiting longer for it would be our hang.
 _REAP_SECONDS = 5.0
+# How soon a child that is called off from another thread is noticed.
+_STOP_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +79,13 @@ def run_child(
     environment: Mapping[str, str],
     limits: Limits,
     on_message: Callable[[Message], None],
+    stop: threading.Event | None = None,
 ) -> ChildEnd:
     """Run ``command``, give it ``request`` as one JSON line on stdin, hand on each JSON line of its stdout.
 
     A line ``{"event": "beat"}`` proves life and is not handed on; lines that are not JSON objects are ignored. The
-    child leads a process group of its own, which is killed as a whole when a limit passes or an exception (Ctrl-C
-    too) leaves this function.
+    child leads a process group of its own, which is killed as a whole when a limit passes, another thread sets
+    ``stop``, or an exception (Ctrl-C too) leaves this function.
     """
     with tempfile.TemporaryFile() as stderr, tempfile.TemporaryFile() as stdin:
         stdin.write(json.dumps(dict(request)).encode() + b"\n")
@@ -99,9 +103,9 @@ def run_child(
         except OSError as error:
             return NotStarted(why=str(error))
         try:
-            overrun = _listen(process, limits, on_message)
+            overrun = _listen(process, limits, on_message, stop)
             if overrun is None:
-                overrun = _await_exit(process)
+                overrun = _await_exit(process, limits.silence)
         except BaseException:
             _kill_group(process)
             raise
@@ -109,11 +113,16 @@ def run_child(
         return _describe_end(process, overrun, left_behind, _read_tail(stderr))
 
 
-def _listen(process: "subprocess.Popen[bytes]", limits: Limits, on_message: Callable[[Message], None]) -> str | None:
+def _listen(
+    process: "subprocess.Popen[bytes]",
+    limits: Limits,
+    on_message: Callable[[Message], None],
+    stop: threading.Event | None,
+) -> str | None:
     """Read until end of file (None) or until a limit passes (which one)."""
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
-    clock = _Clock(limits)
+    clock = _Clock(limits, stop)
     pending = b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -139,9 +148,10 @@ def _listen(process: "subprocess.Popen[bytes]", limits: Limits, on_message: Call
 
 
 class _Clock:
-    """When each limit passes."""
+    """When each limit passes, and whether the whole is called off."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, stop: threading.Event | None) -> None:
+        self._stop = stop
         now = time.monotonic()
         self._limits = limits
         self._total = now + limits.total
@@ -160,10 +170,13 @@ class _Clock:
             self._silence = now + self._limits.silence
 
     def seconds_left(self) -> float:
-        return max(0.0, min(self._total, self._work, self._silence) - time.monotonic())
+        left = max(0.0, min(self._total, self._work, self._silence) - time.monotonic())
+        return left if self._stop is None else min(left, _STOP_SECONDS)
 
     def overrun(self) -> str | None:
         now = time.monotonic()
+        if self._stop is not None and self._stop.is_set():
+            return "it was called off"
         if now >= self._total:
             return f"it was not done after {self._limits.total:.0f} s"
         if now >= self._work and not self._started:
@@ -183,9 +196,10 @@ def _parse_line(line: bytes) -> Message | None:
     return message if isinstance(message, dict) else None
 
 
-def _await_exit(process: "subprocess.Popen[bytes]") -> str | None:
+def _await_exit(process: "subprocess.Popen[bytes]", seconds: float) -> str | None:
+    """Wait for the end after the last line: a driver that frees much memory takes a while."""
     try:
-        process.wait(timeout=_REAP_SECONDS)
+        process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         return "it closed its output and did not end"
     return None

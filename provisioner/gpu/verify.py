@@ -3,8 +3,10 @@
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -233,9 +235,7 @@ class _Check:
         with XidWatch(self._card, self._bench.sources(self._card)) as watch:
             self._probe("look whether the card answers")
             if not self._stop:
-                self._run_sessions()
-            if not self._stop:
-                self._run_behaviours()
+                self._run_processes()
             observation = watch.observe(settle_seconds=self._bench.settle_seconds)
         if observation.events:
             first = observation.events[0]
@@ -244,6 +244,26 @@ class _Check:
         if faulty and self._processes and not self._asked_again:
             self._probe("look whether the card still answers")
         return self._report(observation)
+
+    def _run_processes(self) -> None:
+        """The repack's stages, then the patched kernels; both at once in the quick form, which has to be quick."""
+        if self._wish.form is Form.FULL or not self._target.behaviours:
+            self._run_sessions()
+            if not self._stop:
+                self._take_behaviours(self._run_behaviours(self._reporter, None))
+            return
+        call_off = threading.Event()
+        with ThreadPoolExecutor(1, thread_name_prefix="behaviours") as pool:
+            behaviours = pool.submit(self._run_behaviours, Silence(), call_off)
+            try:
+                self._run_sessions()
+            except BaseException:
+                call_off.set()
+                raise
+            if self._stop:
+                call_off.set()
+            self._reporter.stage("check the patched kernels")
+            self._take_behaviours(behaviours.result())
 
     @property
     def _stop(self) -> bool:
@@ -370,21 +390,32 @@ class _Check:
             origin += ", of this tool"
         return Code(role=str(message["role"]), file=name, digest=digest, device=str(message["device"]), origin=origin)
 
-    def _run_behaviours(self) -> None:
-        for check in self._target.behaviours:
-            self._reporter.stage(f"check the kernels of {check.patch}")
-            behaviour = self._run_behaviour(check)
+    def _take_behaviours(self, behaviours: Sequence[PatchBehaviour]) -> None:
+        for behaviour in behaviours:
             self._behaviours.append(behaviour)
-            self._conclude(behaviour.verdict, f"patch {check.patch}: {behaviour.why}")
-            if self._stop:
-                return
+            self._conclude(behaviour.verdict, f"patch {behaviour.patch}: {behaviour.why}")
 
-    def _run_behaviour(self, check: BehaviourCheck) -> PatchBehaviour:
+    def _run_behaviours(self, reporter: Reporter, call_off: threading.Event | None) -> list[PatchBehaviour]:
+        """Every patch's own check, until one does not pass or the whole is called off."""
+        done: list[PatchBehaviour] = []
+        for check in self._target.behaviours:
+            reporter.stage(f"check the kernels of {check.patch}")
+            behaviour = self._run_behaviour(check, reporter, call_off)
+            if call_off is not None and call_off.is_set():
+                break
+            done.append(behaviour)
+            if behaviour.verdict is not Verdict.BIT_EXACT:
+                break
+        return done
+
+    def _run_behaviour(
+        self, check: BehaviourCheck, reporter: Reporter, call_off: threading.Event | None
+    ) -> PatchBehaviour:
         results: list[Message] = []
 
         def listen(message: Message) -> None:
             results.append(message)
-            self._reporter.detail(f"{message.get('kernel')}: {message.get('case')}")
+            reporter.detail(f"{message.get('kernel')}: {message.get('case')}")
 
         command = [str(self._target.python), "-I", str(check.program), "--device", self._bench.device]
         command += ["--pristine", str(check.pristine), "--patched", str(self._target.site_packages)]
@@ -398,6 +429,7 @@ class _Check:
             environment=environment,
             limits=self._bench.limits or _BEHAVIOUR_LIMITS,
             on_message=listen,
+            stop=call_off,
         )
         verdict, why = judge_behaviour(results, end)
         checks = {f"{result['kernel']}: {result['case']}": result["detail"] or "ok" for result in results}

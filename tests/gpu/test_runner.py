@@ -152,3 +152,19 @@ def test_kill_from_outside() -> None:
     )
     assert isinstance(end, Killed)
     assert end.signal_name == "SIGKILL"
+
+
+def test_called_off_from_another_thread() -> None:
+    stop = threading.Event()
+    started = time.monotonic()
+    end = run_child(
+        [sys.executable, "-I", "-u", "-c", "import time; print('{}'); time.sleep(60)"],
+        request={},
+        environment=dict(os.environ),
+        limits=GENEROUS,
+        on_message=lambda message: stop.set(),
+        stop=stop,
+    )
+    assert isinstance(end, Hung)
+    assert end.why == "it was called off"
+    assert time.monotonic() - started < 10

@@ -401,6 +401,16 @@ def test_patched_kernels(target: Target, tmp_path: Path, body: str, verdict: Ver
     assert words in report.why
 
 
+def test_kernels_are_not_waited_for_where_the_repack_already_failed(target: Target, tmp_path: Path) -> None:
+    failure = '{"event": "failure", "kind": "unsupported", "why": "as it says"}'
+    program = script(tmp_path, PASSING[0], failure, ending="raise SystemExit(1)")
+    checked = replace(target, behaviours=(behaviour(tmp_path, "import time; time.sleep(60)"),))
+    started = time.monotonic()
+    report = check(checked, replace(bench(), program=program))
+    assert (report.verdict, report.behaviours) == (Verdict.UNSUPPORTED, ())
+    assert time.monotonic() - started < 20
+
+
 def test_a_behaviour_check_is_told_what_to_compare(target: Target, tmp_path: Path) -> None:
     body = (
         "import json, sys; print(json.dumps({'kernel': ' '.join(sys.argv[1:]), 'case': '', 'ok': True, 'detail': ''}))"
