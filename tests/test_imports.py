@@ -16,6 +16,7 @@ PURE = frozenset(
         "recipe",
         "tables",
         "environment.lock",
+        "gpu.model",
         "gpu.report",
         "gpu.xid",
         "patching.diff",

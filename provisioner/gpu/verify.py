@@ -87,8 +87,8 @@ class Target:
     """The environment under test.
 
     ``fallback`` is the module with the CPU repack that a patch added (None: this tool's own). ``shipped`` has RECORD's
-    digests by path; ``patches`` the digests of the applied patch texts by id; ``allocator`` the value of
-    PYTORCH_CUDA_ALLOC_CONF that will serve.
+    digests by path; ``patches`` the digests of the applied patch texts by id; ``unchecked`` names what cannot be tested
+    here; ``allocator`` is the value of PYTORCH_CUDA_ALLOC_CONF that will serve.
     """
 
     python: Path
@@ -99,6 +99,7 @@ class Target:
     shipped: Mapping[str, Digest | None] = field(default_factory=dict)
     patches: Mapping[str, Digest] = field(default_factory=dict)
     behaviours: tuple[BehaviourCheck, ...] = ()
+    unchecked: tuple[str, ...] = ()
     allocator: str | None = None
 
 
@@ -464,7 +465,7 @@ class _Check:
             xid_sources=observation.sources,
             xid_unreadable=observation.unreadable,
             probes=tuple(self._probes),
-            untested=_describe_untested(self._wish, self._card, self._stages),
+            untested="; ".join(_find_untested(self._wish, self._card, self._stages, self._target.unchecked)) or None,
         )
 
 
@@ -666,14 +667,16 @@ def _describe_pass(stages: Sequence[StageReport], codes: Mapping[str, Code]) -> 
     return f"the compiled repack, {whose} and the reference agree in {cases} comparisons, up to {_gib(used)} in use"
 
 
-def _describe_untested(wish: Wish, card: Card, stages: Sequence[StageReport]) -> str | None:
+def _find_untested(
+    wish: Wish, card: Card, stages: Sequence[StageReport], unchecked: tuple[str, ...]
+) -> tuple[str, ...]:
     if wish.form is Form.QUICK:
-        return "memory beyond the ballast, weights above 2 GiB (--full)"
+        return ("memory beyond the ballast", "weights above 2 GiB (--full)", *unchecked)
     sweep = next((stage.ballast for stage in stages if stage.name == _SWEEP), None)
     if sweep is None:
-        return "memory beyond the ballast"
-    rest = card.memory_total - sweep.filled
-    return f"{_gib(rest)} of {_gib(card.memory_total)}, which the driver, torch and others hold"
+        return ("memory beyond the ballast", *unchecked)
+    rest = f"{_gib(card.memory_total - sweep.filled)} of {_gib(card.memory_total)}, which driver, torch and others hold"
+    return (rest, *unchecked)
 
 
 def _report_progress(message: Message, reporter: Reporter) -> None:

@@ -1,0 +1,108 @@
+"""``provision verify``."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.gpu.report import VerifyReport
+    from provisioner.gpu.verify import Wish
+    from provisioner.recipe import Recipe
+
+
+def verify(
+    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
+    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The card: UUID, PCI address (82:00) or number in bus order.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Some twenty seconds: small and real shapes. The default.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Minutes: every shape, one above 2 GiB, all memory.")] = False,
+    occupancy: Annotated[
+        str | None, typer.Option(help="How full the card is made: 27GiB, or 95% of what is free.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Compare the weights in this folder, layer by layer.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Also write the report here: JSON, or Markdown for .md.")] = None,
+) -> int:
+    """Prove on the card that will serve: compiled repack, CPU repack and reference give the same bits, kernels are right.
+
+    Exit 0 bit-exact, 1 mismatch, 4 toolchain or unsupported, 8 card fault, wedged, lost or not run.
+
+    Example: [bold]provision verify samsung --full --report samsung.md[/bold]
+    """
+    from provisioner.errors import UsageError
+    from provisioner.gpu.verify import parse_occupancy
+
+    if quick and full:
+        raise UsageError("--quick and --full exclude each other")
+    wanted = parse_occupancy(occupancy) if occupancy is not None else None
+    found = _verify(recipe, venv, gpu, make_wish(full=full, occupancy=wanted, model=model))
+    if report is not None:
+        _write(found, report)
+    return _show(found, as_json=as_json)
+
+
+def make_wish(*, full: bool, occupancy: "object", model: Path | None) -> "Wish":
+    """What the options ask for."""
+    from provisioner.gpu.report import Form
+    from provisioner.gpu.verify import Wish
+
+    folder = model.expanduser().absolute() if model is not None else None
+    return Wish(form=Form.FULL if full else Form.QUICK, occupancy=occupancy, model=folder)  # type: ignore[arg-type]
+
+
+def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: "Wish") -> "VerifyReport":
+    from provisioner.cli.progress import open_reporter
+    from provisioner.environment.site import find_site
+    from provisioner.gpu.report import VerifyReport
+    from provisioner.provisioning.verification import allocator_of, find_card, verify_site
+
+    card = find_card(gpu, dict(os.environ))
+    if isinstance(card, VerifyReport):
+        return card
+    chosen, folder = _find_environment(recipe, venv)
+    site = find_site(folder, chosen.distribution if chosen else "vllm")
+    with open_reporter() as reporter:
+        return verify_site(site, card, wish, allocator=allocator_of(chosen), reporter=reporter)
+
+
+def _find_environment(recipe: str | None, venv: Path | None) -> "tuple[Recipe | None, Path]":
+    from provisioner.cli.catalogue import open_recipe
+    from provisioner.cli.context import read_context
+    from provisioner.errors import UsageError
+    from provisioner.provisioning.state import read_owner, state_of
+    from provisioner.resources import recipe_names
+
+    context = read_context()
+    if recipe is not None:
+        wanted = open_recipe(recipe)
+        return wanted, context.venv(wanted, venv)
+    if venv is not None:
+        folder = venv.expanduser().absolute()
+        owner = read_owner(state_of(folder))
+        return (open_recipe(owner.recipe) if owner else None), folder
+    known = [open_recipe(name) for name in recipe_names()]
+    made = [(item, context.venv(item, None)) for item in known if context.venv(item, None).exists()]
+    if len(made) != 1:
+        names = tuple(f"provision verify {item.name}" for item, _ in made)
+        raise UsageError("name the recipe or the environment to check", hints=names or ("provision recipes",))
+    return made[0]
+
+
+def _write(found: "VerifyReport", path: Path) -> None:
+    from provisioner.files import write_whole
+    from provisioner.gpu.report import print_markdown, print_report
+
+    text = print_markdown(found) if path.suffix == ".md" else print_report(found)
+    write_whole(path.expanduser().absolute(), text.encode())
+
+
+def _show(found: "VerifyReport", *, as_json: bool) -> int:
+    from provisioner.cli import render
+    from provisioner.gpu.report import describe, print_report
+
+    render.print_text(print_report(found) if as_json else "\n".join(describe(found)))
+    return found.verdict.exit_code
