@@ -16,9 +16,7 @@ def verify(
     recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
     venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
     gpu: Annotated[str | None, typer.Option(help="The card: UUID, PCI address (82:00) or number in bus order.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Some twenty seconds: small and real shapes. The default.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Some twenty seconds; this is the default.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Minutes: every shape, one above 2 GiB, all memory.")] = False,
     occupancy: Annotated[
         str | None, typer.Option(help="How full the card is made: 27GiB, or 95% of what is free.")
@@ -27,31 +25,31 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report here: JSON, or Markdown for .md.")] = None,
 ) -> int:
-    """Prove on the card that will serve: compiled repack, CPU repack and reference give the same bits, kernels are right.
+    """Prove on the card that will serve that compiled repack, CPU repack and reference give the same bits.
 
     Exit 0 bit-exact, 1 mismatch, 4 toolchain or unsupported, 8 card fault, wedged, lost or not run.
 
     Example: [bold]provision verify samsung --full --report samsung.md[/bold]
     """
     from provisioner.errors import UsageError
-    from provisioner.gpu.verify import parse_occupancy
 
     if quick and full:
         raise UsageError("--quick and --full exclude each other")
-    wanted = parse_occupancy(occupancy) if occupancy is not None else None
-    found = _verify(recipe, venv, gpu, make_wish(full=full, occupancy=wanted, model=model))
+    found = _verify(recipe, venv, gpu, _make_wish(full=full, occupancy=occupancy, model=model))
     if report is not None:
         _write(found, report)
     return _show(found, as_json=as_json)
 
 
-def make_wish(*, full: bool, occupancy: "object", model: Path | None) -> "Wish":
-    """What the options ask for."""
+def _make_wish(*, full: bool, occupancy: str | None, model: Path | None) -> "Wish":
     from provisioner.gpu.report import Form
-    from provisioner.gpu.verify import Wish
+    from provisioner.gpu.verify import Wish, parse_occupancy
 
-    folder = model.expanduser().absolute() if model is not None else None
-    return Wish(form=Form.FULL if full else Form.QUICK, occupancy=occupancy, model=folder)  # type: ignore[arg-type]
+    return Wish(
+        form=Form.FULL if full else Form.QUICK,
+        occupancy=parse_occupancy(occupancy) if occupancy is not None else None,
+        model=model.expanduser().absolute() if model is not None else None,
+    )
 
 
 def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: "Wish") -> "VerifyReport":

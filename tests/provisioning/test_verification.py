@@ -120,7 +120,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     check.write_text(
         "import json, sys\n"
         "from pathlib import Path\n"
-        f"sides = [(Path(sys.argv[sys.argv.index(name) + 1]) / {KERNEL!r}).read_text() for name in ('--pristine', '--patched')]\n"
+        "folders = [Path(sys.argv[sys.argv.index(name) + 1]) for name in ('--pristine', '--patched')]\n"
+        f"sides = [(folder / {KERNEL!r}).read_text() for folder in folders]\n"
         "print(json.dumps({'kernel': 'k', 'case': ' and '.join(sides), 'ok': True, 'detail': ''}))\n"
     )
     monkeypatch.setattr(verification, "_find_program", lambda patch_id: check)
