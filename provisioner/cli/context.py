@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioner.errors import InvalidLockError
 from provisioner.provisioning.home import Home, find_home
 from provisioner.recipe import Recipe
 
 if TYPE_CHECKING:
-    from provisioner.environment.lock import Lock
+    from provisioner.environment.lock import Lock, LockedBuild, LockScope
     from provisioner.environment.uv import Uv
+    from provisioner.progress import Reporter
+    from provisioner.provisioning.first_use import FirstUse
     from provisioner.wheels.lazy import Wheel
     from provisioner.wheels.settings import IndexSettings
 
@@ -52,19 +53,40 @@ class Context:
         """The environment in the default checkout of a recipe's fork."""
         return self.home.fork(recipe.name).absolute() / "venv"
 
-    def lock(self, recipe: Recipe) -> "Lock":
-        """The recipe's lock.
+    def lock(self, recipe: Recipe, scope: "LockScope", first_use: "FirstUse") -> "Lock":
+        """The recipe's lock; made on the first use, unless that is refused.
 
-        Raises InvalidLockError where there is none yet.
+        Raises InvalidLockError where there must be one and is none.
         """
-        from provisioner.provisioning.locks import find_lock, read_lock
+        from provisioner.provisioning.first_use import obtain_lock
 
-        files = find_lock(self.home, recipe.name)
-        if files is None:
-            raise InvalidLockError(
-                "there is no lock for this recipe yet", where=recipe.where, hints=(f"provision lock {recipe.name}",)
-            )
-        return read_lock(files)
+        return obtain_lock(
+            self.home, recipe, scope, first_use, lambda wanted, known: self._make_lock(recipe, wanted, known)
+        )
+
+    def _make_lock(self, recipe: Recipe, scope: "LockScope", known: "LockedBuild | None") -> "Lock":
+        from provisioner.cli.progress import open_reporter
+        from provisioner.provisioning.locking import LockRequest, make_lock
+        from provisioner.provisioning.store import touched_by
+
+        request = LockRequest(
+            recipe=recipe,
+            build=recipe.build,
+            exclude_newer=None,
+            touched=lambda found: touched_by(recipe, found),
+            scope=scope,
+            known=known,
+        )
+        with open_reporter() as reporter:
+            return make_lock(request, self.settings(), self.uv(), reporter)
+
+    def wheel_file(self, lock: "Lock") -> "Callable[[Reporter], Path] | None":
+        """Fetches the wheel of a commit build; None for a release, which uv takes from the user's index."""
+        if lock.build.url is None:
+            return None
+        from provisioner.provisioning.wheel import fetch_locked_wheel
+
+        return lambda reporter: fetch_locked_wheel(lock, self.settings(), reporter)
 
     def locked_wheel(self, lock: "Lock") -> "Callable[[], Wheel]":
         """Opens the locked wheel where it lies; nothing is asked before it is called."""

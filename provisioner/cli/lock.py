@@ -9,11 +9,15 @@ import typer
 if TYPE_CHECKING:
     from provisioner.cli.context import Context
     from provisioner.environment.lock import Lock
+    from provisioner.patching.model import PatchVerdict
+    from provisioner.recipe import Build, Recipe
 
 
 def lock(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
     version: Annotated[str | None, typer.Option(help="Lock this release instead of the recipe's build.")] = None,
+    commit: Annotated[str | None, typer.Option(help="Lock the build of this commit of vLLM's main.")] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="Lock the newest build of the recipe's kind.")] = False,
     exclude_newer: Annotated[str | None, typer.Option(help="Take nothing uploaded after this UTC date.")] = None,
     output: Annotated[Path | None, typer.Option(help="The folder of the lock (default: the user's own).")] = None,
     write_here: Annotated[bool, typer.Option("--write-here", help="Write into ./lockfiles.")] = False,
@@ -29,14 +33,14 @@ def lock(
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
     from provisioner.cli.progress import open_reporter
-    from provisioner.provisioning.locking import LockRequest, build_of, make_lock
+    from provisioner.provisioning.locking import LockRequest, make_lock
     from provisioner.provisioning.locks import find_lock, read_lock
     from provisioner.provisioning.store import touched_by
 
     context, wanted = read_context(index_url), open_recipe(recipe)
     request = LockRequest(
         recipe=wanted,
-        build=build_of(wanted, version=version),
+        build=_build(wanted, context, version=version, commit=commit, latest=latest),
         exclude_newer=_parse_date(exclude_newer),
         touched=lambda found: touched_by(wanted, found),
     )
@@ -46,14 +50,46 @@ def lock(
     former = read_lock(files) if files else None
     if export_pylock is not None:
         return _export(made, export_pylock, context)
-    _show(former, made, as_json=as_json)
+    _show(former, made, _judge(wanted, made, context), as_json=as_json)
     if dry_run:
         return 0
     folder = output or (Path("lockfiles") if write_here else context.home.locks)
     return _write(folder, made)
 
 
-def _show(former: "Lock | None", made: "Lock", *, as_json: bool) -> None:
+def _build(wanted: "Recipe", context: "Context", *, version: str | None, commit: str | None, latest: bool) -> "Build":
+    from provisioner.errors import UsageError
+    from provisioner.provisioning.locking import build_of, find_build
+    from provisioner.recipe import CommitBuild
+    from provisioner.wheels.source import NightlySpec, ReleaseSpec, parse_spec
+
+    if sum((version is not None, commit is not None, latest)) > 1:
+        raise UsageError("--version, --commit and --latest each name a build: give one of them")
+    if commit is not None:
+        return find_build(wanted, parse_spec(f"commit:{commit}"), context.settings())
+    if latest:
+        newest = NightlySpec() if isinstance(wanted.build, CommitBuild) else ReleaseSpec()
+        return find_build(wanted, newest, context.settings())
+    return build_of(wanted, version=version)
+
+
+def _judge(wanted: "Recipe", made: "Lock", context: "Context") -> "tuple[PatchVerdict, ...]":
+    """What each patch of the recipe says to the locked wheel, each of the unwanted ones by itself."""
+    from provisioner.patching.gather import shipped_facts
+    from provisioner.patching.series import judge_series, touched_paths
+    from provisioner.provisioning.store import open_series
+
+    series = open_series(wanted, made.build.version)
+    wheel = context.locked_wheel(made)()
+    try:
+        facts = shipped_facts(wheel.record(), touched_paths((*series.patches, *series.unwanted)), wheel)
+    finally:
+        wheel.close()
+    alone = [verdict for patch in series.unwanted for verdict in judge_series((patch,), facts).patches]
+    return (*judge_series(series.patches, facts).patches, *alone)
+
+
+def _show(former: "Lock | None", made: "Lock", verdicts: "tuple[PatchVerdict, ...]", *, as_json: bool) -> None:
     from provisioner.cli import render
     from provisioner.provisioning.locking import changed_pins
 
@@ -61,11 +97,17 @@ def _show(former: "Lock | None", made: "Lock", *, as_json: bool) -> None:
     if as_json:
         rows = [{"name": name, "old": old, "new": new} for name, old, new in changes]
         build = {"filename": made.build.filename, "sha256": made.build.sha256, "commit": made.build.commit}
-        render.print_json("lock", {"recipe": made.recipe, "build": build, "digest": made.digest, "changes": rows})
-    elif changes:
+        patches = [{"id": item.id, "verdict": str(item.verdict), "why": item.why} for item in verdicts]
+        payload = {"recipe": made.recipe, "build": build, "digest": made.digest}
+        render.print_json("lock", {**payload, "changes": rows, "patches": patches})
+        return
+    if changes:
         render.print_table(("PACKAGE", "OLD", "NEW"), ((name, old or "-", new or "-") for name, old, new in changes))
     else:
         render.print_text("no package changes")
+    if verdicts:
+        render.print_text("")
+        render.print_table(("PATCH", "VERDICT", "WHY"), ((item.id, str(item.verdict), item.why) for item in verdicts))
 
 
 def _write(folder: Path, made: "Lock") -> int:

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
     from provisioner.cli.context import Context
+    from provisioner.environment.lock import LockScope
     from provisioner.progress import Reporter
+    from provisioner.provisioning.execute import Outcome, Request
+    from provisioner.provisioning.first_use import FirstUse
     from provisioner.provisioning.forks import ForkWish
     from provisioner.provisioning.series import RecipeSeries
     from provisioner.recipe import Recipe
@@ -24,6 +27,9 @@ Check = Annotated[bool, typer.Option("--check", help="Exit 1 if anything would b
 Reapply = Annotated[bool, typer.Option("--reapply-patches", help="Restore the files as shipped, then apply.")]
 Bare = Annotated[bool, typer.Option("--bare", help="The wheel alone, without dependencies (for CI and patch work).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to make a lock on the first use.")]
+Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace an environment that holds another build.")]
+Downgrade = Annotated[bool, typer.Option("--downgrade", help="Let --rebuild replace it by an older build.")]
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
 
 
@@ -69,6 +75,9 @@ class UpOptions:
     check: bool
     reapply: bool
     bare: bool
+    require_lock: bool
+    rebuild: bool
+    downgrade: bool
     index_url: str | None
     as_json: bool
 
@@ -88,10 +97,16 @@ def command_for(name: str) -> Callable[..., int]:
         check: Check = False,
         reapply_patches: Reapply = False,
         bare: Bare = False,
+        require_lock: RequireLock = False,
+        rebuild: Rebuild = False,
+        downgrade: Downgrade = False,
         index_url: IndexUrl = None,
         as_json: AsJson = False,
     ) -> int:
-        return up(name, venv, python, dry_run, check, reapply_patches, bare, index_url, as_json)
+        return up(
+            name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
+            as_json,
+        )  # fmt: skip
 
     def fork_command(
         venv: Venv = None,
@@ -100,6 +115,9 @@ def command_for(name: str) -> Callable[..., int]:
         check: Check = False,
         reapply_patches: Reapply = False,
         bare: Bare = False,
+        require_lock: RequireLock = False,
+        rebuild: Rebuild = False,
+        downgrade: Downgrade = False,
         index_url: IndexUrl = None,
         as_json: AsJson = False,
         fork_dir: ForkDir = None,
@@ -110,8 +128,8 @@ def command_for(name: str) -> Callable[..., int]:
         without_overlay: WithoutOverlay = False,
     ) -> int:
         return up(
-            name, venv, python, dry_run, check, reapply_patches, bare, index_url, as_json,
-            fork_dir, fork_url, fork_commit, fork_any, without_fork, without_overlay,
+            name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
+            as_json, fork_dir, fork_url, fork_commit, fork_any, without_fork, without_overlay,
         )  # fmt: skip
 
     return fork_command if _has_fork(name) else command
@@ -125,6 +143,9 @@ def up(
     check: Check = False,
     reapply_patches: Reapply = False,
     bare: Bare = False,
+    require_lock: RequireLock = False,
+    rebuild: Rebuild = False,
+    downgrade: Downgrade = False,
     index_url: IndexUrl = None,
     as_json: AsJson = False,
     fork_dir: ForkDir = None,
@@ -145,6 +166,9 @@ def up(
         check=check,
         reapply=reapply_patches,
         bare=bare,
+        require_lock=require_lock,
+        rebuild=rebuild,
+        downgrade=downgrade,
         index_url=index_url,
         as_json=as_json,
     )
@@ -177,9 +201,9 @@ def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
     context = read_context(options.index_url)
     wanted = open_recipe(recipe)
     check_platform()
-    lock = context.lock(wanted)
     wish, venv = _choose_place(wanted, context, options, fork)
     writes = not (options.dry_run or options.check)
+    lock = context.lock(wanted, _scope(options), _first_use(options, writes=writes))
     request = Request(
         recipe=wanted,
         lock=lock,
@@ -191,10 +215,40 @@ def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
         open_wheel=context.locked_wheel(lock),
         environ=os.environ,
         adopts=wish is not None,
+        fetch_wheel=context.wheel_file(lock),
     )
     if writes:
-        return _carry_out(request, context, as_json=options.as_json)
+        return _carry_out(request, context, _choose_way(request, options), as_json=options.as_json)
     return _show_plan(request, context, check=options.check, as_json=options.as_json)
+
+
+def _scope(options: UpOptions) -> "LockScope":
+    from provisioner.environment.lock import LockScope
+
+    return LockScope.WHEEL_ALONE if options.bare else LockScope.COMPLETE
+
+
+def _first_use(options: UpOptions, *, writes: bool) -> "FirstUse":
+    from provisioner.provisioning.first_use import FirstUse
+
+    if options.require_lock:
+        return FirstUse.REFUSE
+    return FirstUse.KEEP if writes else FirstUse.FORGET
+
+
+def _choose_way(request: "Request", options: UpOptions) -> "Callable[..., Outcome]":
+    """How the request is carried out: in place, or by a rebuild where another build is in the way and may go."""
+    from provisioner.provisioning.execute import provision
+    from provisioner.provisioning.inspect import Installed, inspect_environment, is_other_build
+    from provisioner.provisioning.rebuild import rebuild_environment, refuse_downgrade, settle_rebuild
+
+    settle_rebuild(request.venv)
+    found = inspect_environment(request.venv, request.recipe.distribution, adopts=request.adopts)
+    if not isinstance(found, Installed) or not is_other_build(found.site, request.lock):
+        return provision
+    if not options.downgrade:
+        refuse_downgrade(found.site, request)
+    return rebuild_environment if options.rebuild else provision
 
 
 def _choose_place(
@@ -258,20 +312,19 @@ def _show_plan(request: Any, context: Any, *, check: bool, as_json: bool) -> int
     return 1 if check and plan else 0
 
 
-def _carry_out(request: Any, context: Any, *, as_json: bool) -> int:
+def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", *, as_json: bool) -> int:
     from dataclasses import asdict
 
     from provisioner.cli import render
     from provisioner.cli.progress import open_reporter
     from provisioner.cli.verdicts import describe_verdict
-    from provisioner.provisioning.execute import provision
     from provisioner.provisioning.plan import describe_action
     from provisioner.provisioning.preflight import look_at_card
 
     with open_reporter() as reporter:
         for warning in look_at_card(request.recipe.card).warnings:
             reporter.warn(warning)
-        outcome = provision(request, context.uv(), reporter)
+        outcome = carry_out(request, context.uv(), reporter)
     lines = [describe_action(action) for action in outcome.actions]
     if as_json:
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines}

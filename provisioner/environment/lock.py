@@ -5,6 +5,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from types import MappingProxyType
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -19,6 +20,13 @@ SCHEMA = 1
 PYTHONS = ("3.11", "3.12", "3.13")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class LockScope(StrEnum):
+    """What a lock holds."""
+
+    COMPLETE = "the wheel and its dependencies"
+    WHEEL_ALONE = "the wheel alone"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +66,11 @@ class LockedBuild:
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """Both files of a lock. ``files`` holds the digests, as shipped, of the files that the patch series touches."""
+    """Both files of a lock. ``files`` holds the digests, as shipped, of the files that the patch series touches.
+
+    A lock that is not ``complete`` holds the wheel alone: a run without dependencies made it, and only such a run may
+    use it. The next full run resolves the dependencies and insists on the same wheel.
+    """
 
     recipe: str
     python: str
@@ -68,6 +80,7 @@ class Lock:
     files: Mapping[str, Digest] = field(repr=False)
     pins: tuple[Pin, ...] = field(repr=False)
     requirements: str = field(repr=False)
+    complete: bool = True
 
     @property
     def digest(self) -> Digest:
@@ -110,6 +123,7 @@ def parse_lock(facts: str, requirements: str, *, where: str) -> Lock:
         files=MappingProxyType(table.take_strings("files")),
         pins=parse_requirements(requirements, where=f"{where}: requirements"),
         requirements=requirements,
+        complete=table.take_or("complete", bool, True),
     )
     table.close()
     _refuse_contradictions(lock, where=where)
@@ -128,6 +142,8 @@ def print_facts(lock: Lock) -> str:
     document.add("uv", tomlkit.item(lock.uv))
     if lock.exclude_newer is not None:
         document.add("exclude-newer", tomlkit.item(lock.exclude_newer))
+    if not lock.complete:
+        document.add("complete", tomlkit.item(False))
     document.add("requirements-sha256", tomlkit.item(digest_of(lock.requirements.encode())))
     section = {
         "distribution": build.distribution,

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 
 from packaging.version import Version
@@ -86,12 +87,22 @@ def read_version(uv: Uv) -> str:
     return _query(uv, ["--version"]).split()[1]
 
 
-def create_venv(uv: Uv, folder: Path, python: Path) -> None:
+class VenvLayout(StrEnum):
+    """Whether an environment's scripts name its folder, or find it wherever it is moved to."""
+
+    FIXED = "fixed"
+    RELOCATABLE = "relocatable"
+
+
+def create_venv(uv: Uv, folder: Path, python: Path, *, layout: VenvLayout = VenvLayout.FIXED) -> None:
     """Create a virtual environment in ``folder``, which may already hold the tool's own state.
 
     Raises CannotObtainError where uv refuses.
     """
-    done = _run(uv, ["venv", "--no-project", "--allow-existing", "--python", str(python), str(folder)], timeout=120)
+    arguments = ["venv", "--no-project", "--allow-existing", "--python", str(python), str(folder)]
+    if layout is VenvLayout.RELOCATABLE:
+        arguments.append("--relocatable")
+    done = _run(uv, arguments, timeout=120)
     if done.returncode:
         raise CannotObtainError("uv could not create the environment", where=str(folder), found=_tail(done.stderr))
 

@@ -12,6 +12,7 @@ from provisioner.digests import Digest, digest_of
 from provisioner.environment import uv as uv_room
 from provisioner.environment.lock import Lock, marker_environment, select_pin
 from provisioner.environment.site import Site, find_site, venv_python
+from provisioner.environment.uv import VenvLayout
 from provisioner.errors import ForeignBytesError, HashMismatchError, ProvisionError
 from provisioner.patching.diff import print_patch
 from provisioner.patching.gather import gather_facts, shipped_facts
@@ -58,6 +59,7 @@ from provisioner.provisioning.state import Owner, objects_of, read_receipt, stat
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.recipe import Recipe
 from provisioner.wheels.lazy import Wheel
+from provisioner.wheels.names import DEFAULT_VARIANT, variant_of
 from provisioner.wheels.record import Record
 
 WAIT_SECONDS = 600
@@ -70,6 +72,7 @@ class Request:
     ``open_wheel`` gives the locked wheel's pristine files and is called only where they are needed. ``bare`` leaves the
     dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there;
     ``adopts`` takes over an environment that others made.
+    ``fetch_wheel`` gives the wheel of a commit build as a file, which is installed instead of the lock's public URL.
     """
 
     recipe: Recipe
@@ -82,6 +85,8 @@ class Request:
     open_wheel: Callable[[], Wheel]
     environ: Mapping[str, str]
     adopts: bool = False
+    fetch_wheel: Callable[[Reporter], Path] | None = None
+    layout: VenvLayout = VenvLayout.FIXED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +226,7 @@ def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> list[A
     # The mark comes first: whatever happens now, the next run knows the folder as ours and goes on.
     write_owner(state_of(request.venv), Owner(recipe=request.recipe.name, tool=__version__))
     reporter.stage(f"create the environment with Python {version}")
-    uv_room.create_venv(uv, request.venv, python.executable)
+    uv_room.create_venv(uv, request.venv, python.executable, layout=request.layout)
     count = _count_packages(request, version)
     reporter.stage(f"install {count} packages from the lock" if count > 1 else "install the wheel alone")
     _sync(request, uv, reporter)
@@ -240,6 +245,9 @@ def _install_missing(request: Request, found: Installed, uv: uv_room.Uv, reporte
 
 def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> None:
     text = select_pin(request.lock, request.recipe.distribution) if request.bare else request.lock.requirements
+    url = request.lock.build.url
+    if url is not None and request.fetch_wheel is not None:
+        text = text.replace(url, request.fetch_wheel(reporter).as_uri())
     with tempfile.TemporaryDirectory(prefix="provision-") as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")
@@ -386,6 +394,13 @@ def _prove_build(request: Request, site: Site) -> None:
             where=str(site.site_packages),
             expected=f"{locked.version} of {locked.commit}",
             found=f"{build.version} of {build.commit}",
+        )
+    if locked.url is not None and (site.version != locked.version or variant_of(site.version) != locked.variant):
+        raise HashMismatchError(
+            "the installed build is not the locked one",
+            where=str(site.dist_info),
+            expected=f"{locked.version}, variant {locked.variant or DEFAULT_VARIANT}",
+            found=f"{site.version}, variant {variant_of(site.version) or DEFAULT_VARIANT}",
         )
     torch = read_torch(site.site_packages)
     if request.bare or locked.torch_cuda is None:

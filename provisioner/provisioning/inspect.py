@@ -81,16 +81,27 @@ def differing_packages(site: Site, lock: Lock) -> tuple[str, ...]:
     return tuple(sorted(pin.name for pin in wanted if not _is_installed(installed.get(pin.name), pin.version)))
 
 
+def is_other_build(site: Site, lock: Lock) -> bool:
+    """Whether the installed distribution is another build than the lock's.
+
+    A commit build is known by its whole version, which holds commit and variant; of a release the public part counts.
+    """
+    locked = lock.build.version
+    return site.version != locked if lock.build.url is not None else site.version.public != locked.public
+
+
 def refuse_other_build(site: Site, lock: Lock) -> None:
-    """Raise EnvironmentConflictError where the installed distribution is another version than the lock's."""
-    if site.version.public != lock.build.version.public:
-        raise EnvironmentConflictError(
-            f"{site.distribution} in this environment is not the lock's",
-            where=str(site.prefix or site.site_packages),
-            expected=str(lock.build.version),
-            found=str(site.version),
-            hints=("provision up RECIPE --venv ANOTHER", f"remove {site.prefix} and run the same command again"),
-        )
+    """Raise EnvironmentConflictError where the installed distribution is another build than the lock's."""
+    if not is_other_build(site, lock):
+        return
+    older = " --downgrade" if lock.build.version < site.version else ""
+    raise EnvironmentConflictError(
+        f"{site.distribution} in this environment is not the lock's",
+        where=str(site.prefix or site.site_packages),
+        expected=str(lock.build.version),
+        found=str(site.version),
+        hints=(f"run the same command with --rebuild{older}, to replace it", "choose another place with --venv DIR"),
+    )
 
 
 def _has_distribution(venv: Path, distribution: str) -> bool:

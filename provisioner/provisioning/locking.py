@@ -2,8 +2,10 @@
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +21,7 @@ from provisioner.environment.lock import (
     PYTHONS,
     Lock,
     LockedBuild,
+    LockScope,
     keep_platform,
     marker_environment,
     parse_requirements,
@@ -27,10 +30,10 @@ from provisioner.errors import CannotObtainError, NoSuchBuildError, UsageError
 from provisioner.progress import Reporter
 from provisioner.provisioning.checks import parse_build
 from provisioner.recipe import Build, CommitBuild, Recipe, ReleaseBuild
-from provisioner.wheels.lazy import Wheel
+from provisioner.wheels.lazy import LocalWheel, Wheel
 from provisioner.wheels.names import Candidate, Target, choose
 from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import CommitSpec, ReleaseSpec, Spec, candidates, open_wheel
+from provisioner.wheels.source import CommitSpec, ReleaseSpec, Spec, candidates, fetch_wheel, open_wheel, public_url
 from provisioner.wheels.transport import Transport
 
 _T = TypeVar("_T")
@@ -38,28 +41,37 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class LockRequest:
-    """What to lock. ``touched`` tells, for a version, which files the recipe's series touches."""
+    """What to lock. ``touched`` tells, for a version, which files the recipe's series touches.
+
+    ``scope`` says whether the dependencies are resolved too; ``known`` is the wheel that an earlier lock insists on.
+    """
 
     recipe: Recipe
     build: Build
     exclude_newer: datetime | None
     touched: Callable[[Version], Iterable[str]]
+    scope: LockScope = LockScope.COMPLETE
+    known: LockedBuild | None = None
 
 
 def make_lock(request: LockRequest, settings: IndexSettings, uv: uv_room.Uv, reporter: Reporter) -> Lock:
-    """Resolve and describe a build.
+    """Resolve and describe a build. A wheel whose index tells no digest is downloaded, into the cache, and hashed.
 
-    Raises NoSuchBuildError, NoCompatibleWheelError, NetworkError or ResolutionError.
+    Raises NoSuchBuildError, NoCompatibleWheelError, HashMismatchError, NetworkError or ResolutionError.
     """
-    with Transport(settings) as transport:
+    with ExitStack() as held:
+        transport = held.enter_context(Transport(settings))
         reporter.stage(f"find the wheel of {request.recipe.distribution} {request.build.version}")
-        candidate = find_wheel(request.build, settings, transport)
+        candidate = _insist(find_wheel(request.build, settings, transport), request, settings)
+        if candidate.sha256 is None or candidate.size is None or request.known is not None:
+            candidate = held.enter_context(_downloaded(candidate, settings, transport, reporter))
         wheel = open_wheel(candidate, settings, transport=transport)
+        held.callback(wheel.close)
         reporter.stage("read what the build is")
         described = describe_wheel(request, candidate, wheel)
-    reporter.stage("resolve its dependencies")
-    moment = resolution_time(request, candidate)
-    requirements = _resolve(request, described, uv, moment)
+        moment = resolution_time(request, candidate)
+        reporter.stage("resolve its dependencies")
+        requirements = _resolve(request, candidate, settings, uv, moment)
     pins = parse_requirements(requirements, where=request.recipe.name)
     torch = next((pin.version for pin in pins if pin.name == "torch"), None)
     return Lock(
@@ -76,13 +88,14 @@ def make_lock(request: LockRequest, settings: IndexSettings, uv: uv_room.Uv, rep
             record=described.record,
             commit=described.commit,
             variant=candidate.variant,
-            url=candidate.url if isinstance(request.build, CommitBuild) else None,
+            url=_locked_url(request, candidate, settings),
             torch=torch,
             torch_cuda=request.recipe.expect.torch_cuda,
         ),
         files=described.files,
         pins=pins,
         requirements=requirements,
+        complete=request.scope is LockScope.COMPLETE,
     )
 
 
@@ -92,15 +105,22 @@ def find_wheel(build: Build, settings: IndexSettings, transport: Transport) -> C
     Raises NoSuchBuildError or NoCompatibleWheelError, with a reason for every file that was not chosen.
     """
     spec, variant = _spec_of(build)
-    found = candidates(spec, settings, transport=transport, variant=variant)
-    return choose(found, Target(), variant=variant).chosen
+    found = candidates(spec, settings, transport=transport, variant=variant, target=Target())
+    chosen = choose(found, Target(), variant=variant).chosen
+    if chosen.version.public != build.version.public:
+        raise NoSuchBuildError(
+            "the build is of another version",
+            where=chosen.filename,
+            expected=str(build.version),
+            found=str(chosen.version),
+        )
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
     """What was read from the wheel itself."""
 
-    version: str
     commit: str
     record: str
     files: dict[str, str]
@@ -121,7 +141,6 @@ def describe_wheel(request: LockRequest, candidate: Candidate, wheel: Wheel) -> 
         )
     shipped = {path: record.digest(path) for path in request.touched(candidate.version)}
     return Described(
-        version=str(candidate.version),
         commit=expected or text.commit,
         record=digest_of(wheel.record_text().encode()),
         files={path: digest for path, digest in shipped.items() if digest is not None},
@@ -148,18 +167,95 @@ def build_of(recipe: Recipe, *, version: str | None) -> Build:
     return recipe.build if version is None else ReleaseBuild(version=Version(version), exclude_newer=None)
 
 
+def find_build(recipe: Recipe, spec: Spec, settings: IndexSettings) -> Build:
+    """The newest build that ``spec`` names, in the recipe's variant, for Linux x86_64.
+
+    Raises NoSuchBuildError, NoCompatibleWheelError or NetworkError.
+    """
+    own = recipe.build
+    variant = own.variant if isinstance(own, CommitBuild) else None
+    known = (own.commit,) if isinstance(own, CommitBuild) else ()
+    found = candidates(spec, settings, variant=variant, known_commits=known)
+    chosen = choose(found, Target(), variant=variant).chosen
+    if isinstance(spec, ReleaseSpec):
+        return ReleaseBuild(version=chosen.version, exclude_newer=None)
+    commit = _known(chosen.commit, "commit", chosen)
+    if isinstance(own, CommitBuild) and own.commit == commit:
+        return own
+    return CommitBuild(version=Version(chosen.version.public), commit=commit, variant=variant, exclude_newer=None)
+
+
+def _insist(candidate: Candidate, request: LockRequest, settings: IndexSettings) -> Candidate:
+    """With the digest of the wheel that an earlier lock names, if this is that wheel."""
+    known = request.known
+    if known is None or known.filename != candidate.filename or known.url != _locked_url(request, candidate, settings):
+        return candidate
+    return replace(candidate, sha256=known.sha256, size=known.size)
+
+
+@contextmanager
+def _downloaded(
+    candidate: Candidate, settings: IndexSettings, transport: Transport, reporter: Reporter
+) -> Iterator[Candidate]:
+    """The candidate as a file, with its digest and size, and the day on which it was built."""
+    reporter.stage(f"download {candidate.filename}")
+
+    def show(done: int, total: int | None) -> None:
+        reporter.amount(done, total, "bytes")
+
+    with ExitStack() as held:
+        if settings.cache is None:
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="provision-lock-"))
+            settings = replace(settings, cache=Path(folder))
+        got = fetch_wheel(candidate, settings, transport=transport, progress=show)
+        yield replace(
+            candidate,
+            path=got.path,
+            sha256=got.sha256,
+            size=got.size,
+            upload_time=candidate.upload_time or _built_time(got.path),
+        )
+
+
+def _built_time(path: Path) -> datetime | None:
+    """When the wheel was packed, by its own members; an index of commits tells no upload time."""
+    with LocalWheel(path) as wheel:
+        wheel.names()  # says better than zipfile what is wrong with a file that is no wheel
+    with zipfile.ZipFile(path) as archive:
+        moments = [info.date_time for info in archive.infolist() if ".dist-info/" in info.filename]
+    newest = max(moments, default=(1980, 1, 1, 0, 0, 0))
+    return datetime(*newest, tzinfo=UTC) if newest[0] > 1980 else None
+
+
+def _locked_url(request: LockRequest, candidate: Candidate, settings: IndexSettings) -> str | None:
+    """What the lock spells for a commit build; None for a release, which any package index has."""
+    if not isinstance(request.build, CommitBuild) or candidate.url is None:
+        return None
+    return public_url(candidate.url, settings)
+
+
 def _spec_of(build: Build) -> tuple[Spec, str | None]:
     if isinstance(build, CommitBuild):
         return CommitSpec(commit=build.commit), build.variant
     return ReleaseSpec(specifier=SpecifierSet(f"=={build.version}")), None
 
 
-def _resolve(request: LockRequest, described: Described, uv: uv_room.Uv, moment: datetime | None) -> str:
+def _resolve(
+    request: LockRequest, candidate: Candidate, settings: IndexSettings, uv: uv_room.Uv, moment: datetime | None
+) -> str:
+    """Hashed requirements. The wheel of a commit build is read where it was downloaded; its public URL is spelled."""
+    distribution, url = request.recipe.distribution, _locked_url(request, candidate, settings)
+    if request.scope is LockScope.WHEEL_ALONE:
+        named = f"{distribution} @ {url}" if url else f"{distribution}=={candidate.version}"
+        return f"{named} \\\n    --hash=sha256:{_known(candidate.sha256, 'SHA-256', candidate)}\n"
+    here = candidate.path.as_uri() if url and candidate.path else None
+    requirement = f"{distribution} @ {here}\n" if here else f"{distribution}=={candidate.version}\n"
     with tempfile.TemporaryDirectory(prefix="provision-lock-") as folder:
         output = Path(folder) / "requirements.txt"
-        requirement = f"{request.recipe.distribution}=={described.version}\n"
         uv_room.compile_requirements(uv, requirement, output, python=PYTHONS[0], exclude_newer=moment)
         text = output.read_text(encoding="utf-8")
+    if here and url:
+        text = text.replace(here, url)
     return keep_platform(text, environments=[marker_environment(python) for python in PYTHONS])
 
 

@@ -1,12 +1,16 @@
 """The locked wheel, wherever it can be read without installing it."""
 
+from pathlib import Path
+
 from packaging.specifiers import SpecifierSet
 
 from provisioner.environment.lock import Lock
 from provisioner.errors import HashMismatchError, NoSuchBuildError
+from provisioner.progress import Reporter
 from provisioner.wheels.lazy import RemoteWheel, Wheel
+from provisioner.wheels.names import Candidate
 from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import ReleaseSpec, candidates, open_wheel
+from provisioner.wheels.source import ReleaseSpec, candidates, fetch_wheel, mirror_url, open_cache, open_wheel
 from provisioner.wheels.transport import Transport
 
 
@@ -18,7 +22,13 @@ def open_locked_wheel(lock: Lock, settings: IndexSettings) -> Wheel:
     build = lock.build
     transport = Transport(settings)
     if build.url is not None:
-        wheel: Wheel = RemoteWheel(build.url, transport, size=build.size, sha256=build.sha256)
+        wheel: Wheel = RemoteWheel(
+            mirror_url(build.url, settings),
+            transport,
+            size=build.size,
+            sha256=build.sha256,
+            cache=open_cache(settings),
+        )
     else:
         found = candidates(ReleaseSpec(specifier=SpecifierSet(f"=={build.version}")), settings, transport=transport)
         same = [candidate for candidate in found if candidate.sha256 == build.sha256]
@@ -29,6 +39,29 @@ def open_locked_wheel(lock: Lock, settings: IndexSettings) -> Wheel:
         wheel = open_wheel(same[0], settings, transport=transport)
     _refuse_other_record(lock, wheel)
     return wheel
+
+
+def fetch_locked_wheel(lock: Lock, settings: IndexSettings, reporter: Reporter) -> Path:
+    """The wheel of a commit build as a file in the cache, downloaded where it is not there, and of the lock's digest.
+
+    Raises HashMismatchError, NoSuchBuildError or NetworkError.
+    """
+    build = lock.build
+    assert build.url is not None
+    candidate = Candidate(
+        filename=build.filename,
+        version=build.version,
+        url=mirror_url(build.url, settings),
+        sha256=build.sha256,
+        size=build.size,
+    )
+    with Transport(settings) as transport:
+        return fetch_wheel(
+            candidate,
+            settings,
+            transport=transport,
+            progress=lambda done, total: reporter.amount(done, total, "bytes"),
+        ).path
 
 
 def _refuse_other_record(lock: Lock, wheel: Wheel) -> None:

@@ -1,0 +1,44 @@
+"""The lock that a run goes by: the one there is, or, where a recipe has none yet, one made on the first use."""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from provisioner.environment.lock import Lock, LockedBuild, LockScope
+from provisioner.errors import InvalidLockError
+from provisioner.provisioning.home import Home
+from provisioner.provisioning.locks import find_lock, lock_files, read_lock, write_lock
+from provisioner.recipe import Recipe
+
+MakeLock = Callable[[LockScope, LockedBuild | None], Lock]
+"""Makes a lock of a scope, of the wheel that an incomplete lock insists on, if there is one."""
+
+
+class FirstUse(StrEnum):
+    """What a run without a lock does."""
+
+    KEEP = "make a lock and keep it for every later run"
+    FORGET = "make a lock for this run alone"
+    REFUSE = "refuse to run"
+
+
+def obtain_lock(home: Home, recipe: Recipe, scope: LockScope, first_use: FirstUse, make: MakeLock) -> Lock:
+    """The recipe's lock, which holds ``scope`` at least.
+
+    Raises InvalidLockError where it must exist and does not; and whatever making it raises.
+    """
+    files = find_lock(home, recipe.name)
+    former = read_lock(files) if files else None
+    if former is not None and (former.complete or scope is LockScope.WHEEL_ALONE):
+        return former
+    if first_use is FirstUse.REFUSE:
+        raise InvalidLockError(
+            "there is no lock for this recipe yet"
+            if former is None
+            else "the recipe's lock was made by a run without dependencies and holds none",
+            where=str(files.facts) if files else recipe.where,
+            hints=(f"provision lock {recipe.name}", "leave --require-lock out, to make one on this first use"),
+        )
+    made = make(scope, former.build if former else None)
+    if first_use is FirstUse.KEEP:
+        write_lock(lock_files(home.locks, recipe.name), made)
+    return made

@@ -1,0 +1,106 @@
+"""Another build in an environment's place: made beside it, proven, swapped in by rename, proven again.
+
+The new environment is relocatable: its scripts find their interpreter wherever the folder is moved to. Between the two
+renames of a swap the environment is missing for a moment; a run that was killed there is put right by the next one.
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from provisioner.environment.site import Site
+from provisioner.environment.uv import Uv, VenvLayout
+from provisioner.errors import EnvironmentConflictError, NotRestoredError, ProvisionError, RestoredError
+from provisioner.patching.hold import hold_environment
+from provisioner.progress import Reporter
+from provisioner.provisioning.execute import WAIT_SECONDS, Outcome, Request, provision
+from provisioner.provisioning.inspect import is_other_build
+from provisioner.provisioning.state import read_owner, state_of
+
+
+def settle_rebuild(venv: Path) -> bool:
+    """Put right what a killed rebuild left: the former environment comes back where none is in its place.
+
+    Returns whether anything was done.
+    """
+    _, former = _beside(venv)
+    if not venv.exists() and _is_ours(former):
+        former.rename(venv)
+        return True
+    return False
+
+
+def rebuild_environment(request: Request, uv: Uv, reporter: Reporter) -> Outcome:
+    """Replace the environment by one of the lock's build; the old one is kept until the new one is proven in its place.
+
+    Raises what provisioning raises, with the old environment untouched; RestoredError where the new one could not be
+    proven in its place and the old one is back; NotRestoredError where even that failed.
+    """
+    new, former = _beside(request.venv)
+    with hold_environment(state_of(request.venv), wait_seconds=WAIT_SECONDS):
+        for leftover in (new, former):
+            _remove(leftover)
+        reporter.stage(f"build the new environment beside {request.venv.name}")
+        provision(replace(request, venv=new, layout=VenvLayout.RELOCATABLE), uv, reporter)
+        reporter.stage("put it in its place")
+        request.venv.rename(former)
+        try:
+            new.rename(request.venv)
+            outcome = provision(request, uv, reporter)
+        except (OSError, ProvisionError) as error:
+            _swap_back(request.venv, new, former, error)
+        _remove(former)
+    return outcome
+
+
+def refuse_downgrade(site: Site, request: Request) -> None:
+    """Raise EnvironmentConflictError where the lock's build is older than the one in the environment."""
+    locked = request.lock.build
+    if is_other_build(site, request.lock) and locked.version < site.version:
+        raise EnvironmentConflictError(
+            f"the lock's {site.distribution} is older than the one in this environment",
+            where=str(request.venv),
+            expected=str(locked.version),
+            found=str(site.version),
+            hints=(f"provision up {request.recipe.name} --venv {request.venv} --rebuild --downgrade",),
+        )
+
+
+def _swap_back(venv: Path, new: Path, former: Path, error: Exception) -> None:
+    try:
+        if venv.exists():
+            venv.rename(new)
+        former.rename(venv)
+    except OSError as failure:
+        raise NotRestoredError(
+            "the new environment could not be proven, and the old one not put back",
+            where=str(former),
+            found=f"{error}; {failure}",
+            hints=(f"mv {former} {venv}",),
+        ) from error
+    raise RestoredError(
+        "the new environment could not be proven in its place; the old one is back",
+        where=str(venv),
+        found=str(error),
+        hints=(f"the new one is kept for a look: {new}",),
+    ) from error
+
+
+def _beside(venv: Path) -> tuple[Path, Path]:
+    return venv.with_name(f".{venv.name}.new"), venv.with_name(f".{venv.name}.former")
+
+
+def _is_ours(folder: Path) -> bool:
+    return folder.is_dir() and read_owner(state_of(folder)) is not None
+
+
+def _remove(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not _is_ours(folder):
+        raise EnvironmentConflictError(
+            "a folder that is not ours is in the way of the rebuild",
+            where=str(folder),
+            hints=(f"mv {folder} ELSEWHERE",),
+        )
+    shutil.rmtree(folder)
