@@ -13,19 +13,12 @@ from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidRecipeError
+from provisioner.policy import PatchPolicy as PatchPolicy
 from provisioner.tables import Table
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-
-
-class PatchPolicy(StrEnum):
-    """What a recipe asks of a patch."""
-
-    REQUIRED = "required"
-    OPTIONAL = "optional"
-    NOT_NEEDED = "not-needed"
 
 
 class DriftResponse(StrEnum):

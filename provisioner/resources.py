@@ -30,6 +30,16 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in recipes_folder().glob("*.toml")))
 
 
+def stored_patch_names() -> tuple[str, ...]:
+    """The ids of the patches that travel with the tool, sorted."""
+    return tuple(sorted(path.name for path in patches_folder().iterdir() if is_stored_patch(path)))
+
+
+def is_stored_patch(folder: Path) -> bool:
+    """Whether ``folder`` holds a patch in the form of the store."""
+    return (folder / "patch.toml").is_file()
+
+
 def _travelling(name: str) -> Path:
     # The wheel carries the folder as package data; an editable install reads it from the checkout.
     installed = _PACKAGE / "_data" / name

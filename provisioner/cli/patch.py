@@ -1,7 +1,7 @@
 """``provision patch``: judge patches on a tree of files, apply them, take them back, look at them."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -298,14 +298,13 @@ def _wanted(what: list[str], root: str, strip: int | None, overlay: list[Path] |
 
 
 def _read_sources(wanted: "Wanted", tree: "Tree", cut_against: str | None) -> "tuple[PatchSource, ...]":
-    from provisioner.cli.catalogue import open_recipe
     from provisioner.provisioning.judging import cut_against as take_scopes
     from provisioner.provisioning.sources import read_sources
     from provisioner.resources import recipe_names
 
     known = recipe_names()
-    recipes = [open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")]
-    _say_forks(recipes)
+    recipes = {name: _open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")}
+    _say_forks(recipes.values())
     sources = read_sources(wanted, tree.version, recipes)
     if cut_against is None:
         return sources
@@ -338,8 +337,10 @@ def _open_installed(venv: Path | None, site_packages: Path | None, package: str,
     else:
         assert site_packages is not None
         site = open_site_packages(site_packages.expanduser().absolute(), package)
-    spec = wheel or _spec_of(site)
-    return InstalledTree(site=site, open_wheel=(lambda: _open_shipped(spec, package).wheel) if spec else None)
+    known = wheel is not None or site.distribution == "vllm"
+    return InstalledTree(
+        site=site, open_wheel=(lambda: _open_shipped(wheel or _spec_of(site), package).wheel) if known else None
+    )
 
 
 def _say_where(what: str) -> Exception:
@@ -348,12 +349,10 @@ def _say_where(what: str) -> Exception:
     return UsageError(what, hints=("--venv DIR", "--site-packages DIR", "--against pypi:VERSION (to look only)"))
 
 
-def _spec_of(site: "Site") -> str | None:
-    """The build that is installed, as a place to read it from; only vllm's are looked up."""
+def _spec_of(site: "Site") -> str:
+    """The build that is installed, as a place to read it from."""
     from provisioner.wheels.names import commit_of
 
-    if site.distribution != "vllm":
-        return None
     commit = commit_of(site.version)
     return f"commit:{commit}" if commit else f"pypi:{site.version.public}"
 
@@ -388,7 +387,13 @@ def _say_recovery(recovery: "Recovery | None") -> None:
         render.print_note(recovery_text(recovery))
 
 
-def _say_forks(recipes: "list[Recipe]") -> None:
+def _open_recipe(name: str) -> "Recipe":
+    from provisioner.cli.catalogue import open_recipe
+
+    return open_recipe(name)
+
+
+def _say_forks(recipes: "Iterable[Recipe]") -> None:
     from provisioner.cli import render
 
     for recipe in recipes:

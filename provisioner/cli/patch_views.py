@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from provisioner.patching.model import FileVerdict, HunkVerdict, PatchVerdict, SeriesVerdict, Verdict
-from provisioner.patching.transaction import FileOutcome, Recovery, RecoveryKind
 from provisioner.provisioning.judging import RESETTABLE, ForeignEdit, Judgement
-from provisioner.provisioning.linting import Finding
-from provisioner.provisioning.showing import ShownPatch
+
+if TYPE_CHECKING:
+    from provisioner.patching.transaction import FileOutcome, Recovery
+    from provisioner.provisioning.linting import Finding
+    from provisioner.provisioning.showing import ShownPatch
 
 SHORT_DIGEST = 12
+SCOPE_UNKNOWN = "scope unknown"
 
 
 def describe_judgement(judgement: Judgement) -> dict[str, Any]:
@@ -98,7 +101,7 @@ _CHANGING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET, Verdict.APPLI
 
 
 def _is_remarkable(hunk: HunkVerdict, file: FileVerdict) -> bool:
-    return bool(hunk.offset) or hunk.verdict is not file.verdict or (bool(hunk.why) and hunk.why != file.why)
+    return bool(hunk.offset) or hunk.verdict is not file.verdict or hunk.why not in ("", SCOPE_UNKNOWN, file.why)
 
 
 def _hunk_detail(hunk: HunkVerdict) -> str:
@@ -112,7 +115,7 @@ def _hunk_detail(hunk: HunkVerdict) -> str:
     return f": {', '.join(details)}" if details else ""
 
 
-def outcome_rows(outcomes: Sequence[FileOutcome]) -> Iterator[tuple[str, str, str]]:
+def outcome_rows(outcomes: "Sequence[FileOutcome]") -> Iterator[tuple[str, str, str]]:
     """File, digest before, digest after."""
     for outcome in outcomes:
         yield outcome.path, _short(outcome.before), _short(outcome.after)
@@ -126,7 +129,7 @@ def edit_text(edit: ForeignEdit) -> str:
     return f"{edit.path} is not {edit.nearest}; the difference:\n{difference}"
 
 
-def describe_shown(shown: ShownPatch) -> dict[str, Any]:
+def describe_shown(shown: "ShownPatch") -> dict[str, Any]:
     """The value of ``provision/patch-show/1``."""
     stored, variant = shown.stored, shown.variant
     return {
@@ -144,7 +147,7 @@ def describe_shown(shown: ShownPatch) -> dict[str, Any]:
     }
 
 
-def shown_text(shown: ShownPatch) -> bytes:
+def shown_text(shown: "ShownPatch") -> bytes:
     """What is known in front of the text, which patch tools pass over."""
     lines = [f"Patch: {shown.id} ({shown.source})"]
     if shown.stored and shown.variant:
@@ -160,7 +163,7 @@ def shown_text(shown: ShownPatch) -> bytes:
     return "\n".join(lines).encode() + b"\n\n" + shown.text
 
 
-def describe_finding(finding: Finding) -> dict[str, Any]:
+def describe_finding(finding: "Finding") -> dict[str, Any]:
     """One value of ``provision/patch-lint/1``."""
     error = finding.error
     return {
@@ -172,7 +175,7 @@ def describe_finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def finding_rows(finding: Finding) -> Iterator[tuple[str, ...]]:
+def finding_rows(finding: "Finding") -> Iterator[tuple[str, ...]]:
     """Patch, file, hunks, added, removed, remark."""
     if finding.manifest is None:
         yield finding.source, "", "", "", "", "refused"
@@ -193,7 +196,14 @@ def _short(digest: str | None) -> str:
 
 
 def judgement_hints(judgement: Judgement) -> Iterator[str]:
-    """What to run next where something stands in the way."""
+    """What to run next where something stands in the way or could be known better."""
+    hunks = [hunk for patch in judgement.verdict.patches for file in patch.files for hunk in file.hunks]
+    blind = sum(SCOPE_UNKNOWN in hunk.why for hunk in hunks)
+    if blind:
+        yield (
+            f"{blind} of {len(hunks)} hunks are placed by their text alone; to tell in which class or function each "
+            "must stand, name the release that the patches were cut against: --cut-against VERSION"
+        )
     verdicts = {patch.verdict for patch in judgement.verdict.blocking}
     if verdicts & RESETTABLE:
         yield "to restore these files as shipped first, then apply: provision patch apply WHAT --reset"
@@ -201,8 +211,10 @@ def judgement_hints(judgement: Judgement) -> Iterator[str]:
         yield "provision patch lint FILES"
 
 
-def recovery_text(recovery: Recovery) -> str:
+def recovery_text(recovery: "Recovery") -> str:
     """What was left of an interrupted change, and what was done about it."""
+    from provisioner.patching.transaction import RecoveryKind
+
     match recovery.kind:
         case RecoveryKind.NOTHING_WRITTEN:
             return "an interrupted change had written nothing; its journal is removed"

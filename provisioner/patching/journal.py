@@ -18,8 +18,8 @@ from typing import Any
 from provisioner.digests import Digest
 from provisioner.errors import NotRestoredError
 from provisioner.patching.files import FileSystem, Image
+from provisioner.patching.leftover import JOURNAL_NAME
 
-JOURNAL_NAME = "journal"
 SCHEMA = "provision/journal/1"
 
 

@@ -33,6 +33,7 @@ from provisioner.patching.files import (
 )
 from provisioner.patching.hold import Holder, hold_environment, read_holder
 from provisioner.patching.journal import Intent, Journal, Target, TornJournalError
+from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.steps import CreateFile, DeleteFile, FileStep, ReplaceFile, SetMode
 from provisioner.wheels.record import Record
 
@@ -161,11 +162,6 @@ def recover(site_packages: Path, state_dir: Path, *, filesystem: FileSystem = RE
             where=_where(error, journal),
             hints=_mend_hints(error, site_packages),
         ) from error
-
-
-def is_interrupted(state_dir: Path) -> bool:
-    """Whether a transaction is going on or was interrupted: files may be in any mixture of old and new."""
-    return Journal(state_dir, filesystem=REAL).exists()
 
 
 def _recover(site_packages: Path, journal: Journal, *, filesystem: FileSystem) -> Recovery:

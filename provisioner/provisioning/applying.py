@@ -122,7 +122,7 @@ class _Looked:
 def _look(tree: InstalledTree, sources: Sequence[PatchSource], *, reset: bool) -> _Looked:
     series = with_applied(tree.site, sources)
     judgement = judge_installed(tree, series)
-    if reset and (paths := resettable_paths(judgement.verdict)):
+    if reset and (paths := resettable_paths(judgement.verdict, series)):
         judgement = _judge_as_if_reset(tree, series, judgement, paths)
     steps = () if judgement.verdict.blocking else make_plan(judgement.verdict, judgement.facts).steps
     return _Looked(sources=series, judgement=judgement, steps=steps)

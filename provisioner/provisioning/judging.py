@@ -1,6 +1,6 @@
 """A series of patches judged on one tree of files: installed, or a wheel that is not."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from provisioner.environment.site import Site
 from provisioner.errors import CannotObtainError
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.gather import PristineSource, gather_facts, shipped_facts
+from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.model import (
     Create,
     Cut,
@@ -19,15 +20,13 @@ from provisioner.patching.model import (
     SeriesPatch,
     SeriesVerdict,
     Verdict,
+    paths_of,
 )
-from provisioner.patching.plan import foreign_paths
 from provisioner.patching.series import judge_series, learn_cuts, touched_paths
-from provisioner.patching.store import find_text
-from provisioner.patching.transaction import is_interrupted
+from provisioner.policy import PatchPolicy
 from provisioner.provisioning.sources import PatchSource
 from provisioner.provisioning.state import objects_of, read_receipt
 from provisioner.receipt import AppliedPatch
-from provisioner.recipe import PatchPolicy
 from provisioner.resources import patches_folder
 from provisioner.wheels.record import Record
 
@@ -108,7 +107,7 @@ def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
         case ShippedTree(wheel=wheel):
             record = wheel.record()
             facts = shipped_facts(record, touched_paths([source.series for source in sources]), wheel)
-            return _judgement(tree, judge_by_policy(sources, facts, record), facts)
+            return _judgement(tree, judge_by_policy(sources, facts, record), facts, sources)
         case InstalledTree():
             return judge_installed(tree, with_applied(tree.site, sources))
 
@@ -151,21 +150,23 @@ def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judg
             notes.append(f"the files as shipped could not be read, so less is known: {error}")
     if is_interrupted(tree.site.state_dir):
         notes.append("a change of these files is going on or was interrupted; the next apply or revert puts it right")
-    return _judgement(tree, verdict, facts, notes)
+    return _judgement(tree, verdict, facts, sources, notes)
 
 
 def _judgement(
     tree: Tree,
     verdict: SeriesVerdict,
     facts: Mapping[str, FileFacts],
+    sources: Sequence[PatchSource],
     notes: Iterable[str] = (),
 ) -> Judgement:
+    foreign = _paths_judged(verdict, sources, (Verdict.FOREIGN,))
     return Judgement(
         distribution=tree.distribution,
         version=tree.version,
         verdict=verdict,
         facts=facts,
-        edits=tuple(_describe_edit(path, verdict, facts) for path in foreign_paths(verdict)),
+        edits=tuple(_describe_edit(path, verdict, facts) for path in foreign if _is_edited(path, verdict, facts)),
         notes=tuple(notes),
     )
 
@@ -207,15 +208,30 @@ def lacks_pristine(facts: Mapping[str, FileFacts]) -> bool:
 RESETTABLE = frozenset({Verdict.FOREIGN, Verdict.PARTIAL, Verdict.STALE_VERSION})
 
 
-def resettable_paths(verdict: SeriesVerdict) -> tuple[str, ...]:
+def resettable_paths(verdict: SeriesVerdict, sources: Iterable[PatchSource]) -> tuple[str, ...]:
     """The files of patches in the way that would be judged otherwise if they were as shipped, sorted."""
+    return _paths_judged(verdict, sources, RESETTABLE)
+
+
+def _paths_judged(
+    verdict: SeriesVerdict, sources: Iterable[PatchSource], verdicts: Collection[Verdict]
+) -> tuple[str, ...]:
+    """The files with one of ``verdicts`` in some patch, and with the target of a rename its source."""
+    changes = {source.id: source.series.patch.changes for source in sources}
     paths = {
-        file.path
-        for patch in verdict.blocking
+        path
+        for patch in verdict.patches
         for file in patch.files
-        if file.verdict in RESETTABLE or patch.verdict in RESETTABLE
+        for change in changes[patch.id]
+        if change.path == file.path and file.verdict in verdicts
+        for path in paths_of(change)
     }
     return tuple(sorted(paths))
+
+
+def _is_edited(path: str, verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> bool:
+    """Whether a file that counts as foreign is so itself, not just one that is renamed from or to it."""
+    return facts[path].content not in verdict.states.get(path, ())
 
 
 def _describe_edit(path: str, verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> ForeignEdit:
@@ -262,6 +278,8 @@ def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
         patch = parse_patch(text, id=entry.id, source=entry.source)
         roots = frozenset(change.path.partition("/")[0] for change in patch.changes if isinstance(change, Create))
         return PatchSource(series=SeriesPatch(patch=patch, cuts=cuts, new_roots=roots), policy=policy)
+    from provisioner.patching.store import find_text  # few commands come here
+
     series = find_text(patches_folder(), entry.id, entry.text)
     return PatchSource(series=series, policy=policy) if series else None
 

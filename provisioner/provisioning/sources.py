@@ -1,25 +1,20 @@
 """What a user names as patches (recipes, ids of the store, files, folders, overlays), found and read."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from provisioner.errors import UsageError
 from provisioner.patching.model import SeriesPatch
 from provisioner.patching.stack import SUFFIXES, Reading, name_apart, read_overlay, read_patch_file, read_stack
-from provisioner.patching.store import (
-    PATCH_FILE,
-    StoredPatch,
-    load_series_patch,
-    open_stored_patch,
-    read_stored_patch,
-    stored_ids,
-)
-from provisioner.provisioning.store import nearest_variant
-from provisioner.recipe import PatchPolicy, Recipe
-from provisioner.resources import patches_folder
+from provisioner.policy import PatchPolicy
+from provisioner.resources import is_stored_patch, patches_folder, recipe_names, stored_patch_names
+
+if TYPE_CHECKING:
+    from provisioner.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +39,16 @@ class Wanted:
     overlays: tuple[Path, ...] = ()
 
 
-def read_sources(wanted: Wanted, version: Version, recipes: Sequence[Recipe] = ()) -> tuple[PatchSource, ...]:
+def read_sources(
+    wanted: Wanted, version: Version, recipes: "Mapping[str, Recipe] | None" = None
+) -> tuple[PatchSource, ...]:
     """The series that was named, in order: of each name its patches, then the overlays.
 
-    A recipe or an id goes before a file of the same name. ``recipes`` are those among the names, already read. Each
+    A recipe or an id goes before a file of the same name. ``recipes`` has those of the names that mean one. Each
     patch of the store is taken in the variant for ``version``. Raises UsageError for a name that is nothing,
     InvalidPatchError with file and line.
     """
-    known = {recipe.name: recipe for recipe in recipes}
+    known = recipes or {}
     found: list[PatchSource] = []
     for name in wanted.names:
         recipe = known.get(name)
@@ -60,19 +57,18 @@ def read_sources(wanted: Wanted, version: Version, recipes: Sequence[Recipe] = (
     return _name_apart(_once(found))
 
 
-def _read_recipe(recipe: Recipe, version: Version) -> Iterator[PatchSource]:
+def _read_recipe(recipe: "Recipe", version: Version) -> Iterator[PatchSource]:
     for use in recipe.patches:
         if use.policy is not PatchPolicy.NOT_NEEDED:
-            yield replace(_load(open_stored_patch(patches_folder(), use.id), version), policy=use.policy)
+            yield replace(_read_stored(patches_folder() / use.id, version), policy=use.policy)
 
 
 def _read_named(name: str, version: Version, reading: Reading) -> Iterator[PatchSource]:
-    if name in stored_ids(patches_folder()):
-        yield _load(open_stored_patch(patches_folder(), name), version)
-        return
     path = Path(name)
-    if (path / PATCH_FILE).is_file():
-        yield _load(read_stored_patch(path), version)
+    if is_stored_patch(patches_folder() / name) and "/" not in name:
+        yield _read_stored(patches_folder() / name, version)
+    elif is_stored_patch(path):
+        yield _read_stored(path, version)
     elif path.is_dir():
         yield from (PatchSource(series=item) for item in read_stack(path, reading))
     elif path.is_file() or path.suffix in SUFFIXES:
@@ -87,13 +83,16 @@ def _read_named(name: str, version: Version, reading: Reading) -> Iterator[Patch
 def _nearest(name: str) -> tuple[str, ...]:
     import difflib
 
-    from provisioner.resources import recipe_names
-
-    near = difflib.get_close_matches(name, (*stored_ids(patches_folder()), *recipe_names()), n=1)
+    near = difflib.get_close_matches(name, (*stored_patch_names(), *recipe_names()), n=1)
     return (f"did you mean {near[0]!r}?",) if near else ()
 
 
-def _load(stored: StoredPatch, version: Version) -> PatchSource:
+def _read_stored(folder: Path, version: Version) -> PatchSource:
+    # Here, since a stack from elsewhere needs nothing of the store, and what it imports takes a while.
+    from provisioner.patching.store import load_series_patch, open_stored_patch
+    from provisioner.provisioning.store import nearest_variant
+
+    stored = open_stored_patch(folder.parent, folder.name)
     return PatchSource(series=load_series_patch(stored, nearest_variant(stored, version)))
 
 
