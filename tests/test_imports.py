@@ -11,6 +11,7 @@ PURE = frozenset(
     for name in (
         "digests",
         "errors",
+        "policy",
         "progress",
         "receipt",
         "recipe",
@@ -23,6 +24,7 @@ PURE = frozenset(
         "patching.headers",
         "patching.hunks",
         "patching.model",
+        "patching.places",
         "patching.plan",
         "patching.scope",
         "patching.sections",
@@ -30,6 +32,7 @@ PURE = frozenset(
         "patching.shipping",
         "patching.steps",
         "patching.strands",
+        "patching.surface",
         "provisioning.plan",
         "serving.booster.headers",
         "serving.conversation",
