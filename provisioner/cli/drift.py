@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from provisioner.wheels.names import Candidate
     from provisioner.wheels.settings import IndexSettings
 
-FORMS = ("text", "json", "markdown", "github", "junit")
+FORMS = ("text", "json", "markdown", "github", "junit", "html")
 
 
 def drift(
@@ -117,6 +117,7 @@ def _finish_bisection(found: "Bisection", form: str, output: Path | None) -> int
 def _printers() -> "dict[str, Callable[[DriftReport], str]]":
     from provisioner.drift.reports.data import print_report_json
     from provisioner.drift.reports.github import print_github
+    from provisioner.drift.reports.html import print_html
     from provisioner.drift.reports.junit import print_junit
     from provisioner.drift.reports.markdown import print_markdown
     from provisioner.drift.reports.text import print_text
@@ -127,6 +128,7 @@ def _printers() -> "dict[str, Callable[[DriftReport], str]]":
         "markdown": print_markdown,
         "github": print_github,
         "junit": print_junit,
+        "html": print_html,
     }
 
 

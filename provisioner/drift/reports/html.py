@@ -1,0 +1,129 @@
+"""The report as one self-contained page: a lettered matrix, and for each cell an account and a side-by-side."""
+
+from collections.abc import Iterator
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from provisioner.drift.model import Cell, Column, DriftReport, HunkView
+from provisioner.drift.reports.text import LETTERS, cell_of, row_keys
+from provisioner.recipe import DriftResponse
+
+_MEANING = {
+    DriftResponse.IGNORE: "holds",
+    DriftResponse.NOTICE: "notice",
+    DriftResponse.WARN: "warning",
+    DriftResponse.FAIL: "fails",
+}
+
+
+def print_html(report: DriftReport) -> str:
+    """The page; it loads nothing and works by keyboard."""
+    rows = row_keys(report)
+    page = Template(files("provisioner.drift.reports").joinpath("page.html").read_text(encoding="utf-8"))
+    return page.safe_substitute(
+        lead=escape(_lead(report)),
+        recipes="".join(_option(recipe) for recipe in dict.fromkeys(recipe for recipe, _ in rows)),
+        heads="".join(f'<th scope="col">{escape(column.build.label)}</th>' for column in report.columns),
+        rows="".join(_row(report, number, row) for number, row in enumerate(rows)),
+        legend="".join(_legend(report)),
+        accounts="".join(_accounts(report)) or "<p>Every patch holds on every build.</p>",
+        footer=escape(_cost(report)),
+    )
+
+
+def _lead(report: DriftReport) -> str:
+    failing = len(report.failing)
+    state = f"{failing} cells fail by their recipe's policy" if failing else "nothing fails"
+    return f"{len(row_keys(report))} patches on {len(report.columns)} builds of {', '.join(report.against)}: {state}."
+
+
+def _option(recipe: str) -> str:
+    return f'<option value="{escape(recipe)}">{escape(recipe)}</option>'
+
+
+def _row(report: DriftReport, number: int, row: tuple[str, str]) -> str:
+    recipe, patch = row
+    cells = "".join(f"<td>{_cell(column, cell_of(column, row), number)}</td>" for column in report.columns)
+    title = f'<th scope="row">{escape(patch)}<small>{escape(recipe)}</small></th>'
+    return f"<tr {_data(report, row)}>{title}{cells}</tr>"
+
+
+def _data(report: DriftReport, row: tuple[str, str]) -> str:
+    found = [cell_of(column, row) for column in report.columns]
+    drifts = any(cell is None or cell.response is not DriftResponse.IGNORE for cell in found)
+    return f'data-recipe="{escape(row[0])}" data-patch="{escape(row[1])}" data-drifts="{"yes" if drifts else "no"}"'
+
+
+def _cell(column: Column, cell: Cell | None, number: int) -> str:
+    if cell is None:
+        return f'<span class="cell unread" title="could not be read: {escape(column.failure or "")}">!</span>'
+    meaning = f"{cell.verdict.verdict}, {_MEANING[cell.response]}"
+    label = f"{cell.verdict.id} on {column.build.label}: {meaning}"
+    letter = escape(LETTERS[cell.verdict.verdict]) + ("*" if cell.response is DriftResponse.FAIL else "")
+    if cell.response is DriftResponse.IGNORE:
+        return f'<span class="cell ignore" title="{escape(label)}">{letter}</span>'
+    anchor = _anchor(number, column)
+    return (
+        f'<a class="cell {cell.response}" href="#{anchor}" title="{escape(meaning)}" '
+        f'aria-label="{escape(label)}">{letter}</a>'
+    )
+
+
+def _anchor(number: int, column: Column) -> str:
+    label = "".join(character if character.isalnum() else "-" for character in column.build.label)
+    return f"row{number}-{label}"
+
+
+def _legend(report: DriftReport) -> Iterator[str]:
+    used = {cell.verdict.verdict for column in report.columns for cell in column.cells}
+    for verdict, letter in LETTERS.items():
+        if verdict in used:
+            yield f"<li><b>{escape(letter)}</b> {escape(str(verdict))}</li>"
+    yield "<li><b>*</b> fails by the recipe's policy</li>"
+    if report.unread:
+        yield "<li><b>!</b> could not be read</li>"
+
+
+def _accounts(report: DriftReport) -> Iterator[str]:
+    for number, row in enumerate(row_keys(report)):
+        for column in report.columns:
+            cell = cell_of(column, row)
+            if cell is not None and cell.response is not DriftResponse.IGNORE:
+                yield _account(report, row, column, cell, _anchor(number, column))
+
+
+def _account(report: DriftReport, row: tuple[str, str], column: Column, cell: Cell, anchor: str) -> str:
+    title = f"{escape(column.build.label)}: {escape(row[1])} ({escape(row[0])}): {escape(str(cell.verdict.verdict))}"
+    lines = "".join(f"<li>{escape(line)}</li>" for line in cell.account)
+    views = "".join(_side_by_side(view) for view in cell.views)
+    return (
+        f'<details id="{anchor}" {_data(report, row)}><summary>{title} <code>key {escape(cell.key)}</code></summary>'
+        f"<ul>{lines}</ul>{views}</details>"
+    )
+
+
+def _side_by_side(view: HunkView) -> str:
+    height = max(len(view.wanted), len(view.found))
+    rows = "".join(_side_row(view, number) for number in range(height))
+    place = f"line {view.line}" if view.line is not None else "nowhere in the file"
+    heads = f'<th class="mark"></th><th scope="col">the patch wants</th><th scope="col">stands at {place}</th>'
+    caption = f"{escape(view.path)}, hunk {view.index}: {escape(view.verdict)}"
+    return f'<table class="sides"><caption>{caption}</caption><tr>{heads}</tr>{rows}</table>'
+
+
+def _side_row(view: HunkView, number: int) -> str:
+    wanted = view.wanted[number] if number < len(view.wanted) else ""
+    found = view.found[number] if number < len(view.found) else ""
+    differs = wanted != found
+    sign = '<td class="mark" aria-label="differs">≠</td>' if differs else '<td class="mark"></td>'
+    opening = '<tr class="differs">' if differs else "<tr>"
+    return f"{opening}{sign}<td>{escape(wanted)}</td><td>{escape(found)}</td></tr>"
+
+
+def _cost(report: DriftReport) -> str:
+    cost = report.cost
+    return (
+        f"{cost.requests} requests, {cost.received / 1e6:.1f} MB received, {cost.seconds:.1f} s, "
+        f"{cost.reused} builds answered by equal digests."
+    )
