@@ -62,9 +62,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")
 def build_group() -> typer.Typer:
     """The group with its commands."""
     from provisioner.cli.app import exiting
+    from provisioner.cli.patch_refresh import refresh
 
     group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
-    for function in (check, apply, revert, show, lint, diff):
+    for function in (check, apply, revert, show, lint, diff, refresh):
         group.command(function.__name__)(exiting(_explaining(function)))
     return group
 

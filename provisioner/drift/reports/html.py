@@ -57,12 +57,15 @@ def _data(report: DriftReport, row: tuple[str, str]) -> str:
 
 def _cell(column: Column, cell: Cell | None, number: int) -> str:
     if cell is None:
-        return f'<span class="cell unread" title="could not be read: {escape(column.failure or "")}">!</span>'
+        return (
+            f'<span class="cell unread" tabindex="0" title="could not be read: {escape(column.failure or "")}">!</span>'
+        )
     meaning = f"{cell.verdict.verdict}, {_MEANING[cell.response]}"
     label = f"{cell.verdict.id} on {column.build.label}: {meaning}"
     letter = escape(LETTERS[cell.verdict.verdict]) + ("*" if cell.response is DriftResponse.FAIL else "")
     if cell.response is DriftResponse.IGNORE:
-        return f'<span class="cell ignore" title="{escape(label)}">{letter}</span>'
+        names = f'title="{escape(label)}" aria-label="{escape(label)}"'
+        return f'<span class="cell ignore" tabindex="0" {names}>{letter}</span>'
     anchor = _anchor(number, column)
     return (
         f'<a class="cell {cell.response}" href="#{anchor}" title="{escape(meaning)}" '
