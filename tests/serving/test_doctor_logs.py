@@ -101,10 +101,21 @@ def test_without_a_word_on_the_cache_it_is_a_warning():
 
 
 def test_only_the_last_start_counts_and_lines_are_numbered_in_the_file():
-    mended = read_log([START, TRACE, OOM, *HEALTHY])
+    mended = read_log([START, TRACE, OOM, *["INFO shutting down"] * 20, *HEALTHY])
     assert mended == ()
-    (finding,) = read_log([*HEALTHY, START, TRACE, OOM])
-    assert finding.evidence == (f"line {len(HEALTHY) + 3}: {OOM}",)
+    before = [*HEALTHY, *["INFO shutting down"] * 20]
+    (finding,) = read_log([*before, START, TRACE, OOM])
+    assert finding.evidence == (f"line {len(before) + 3}: {OOM}",)
+
+
+def test_the_lines_of_one_start_are_one_start():
+    banner = "(APIServer pid=7) INFO [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0"
+    arguments = "(APIServer pid=7) INFO [api_utils.py:286] non-default args: {'port': 8012}"
+    for first in (banner, START):
+        (finding,) = read_log([first, "", arguments, TRACE, OOM])
+        assert finding.evidence == (f"line 5: {OOM}",)
+    far = ["INFO fine"] * 20
+    assert read_log([arguments, TRACE, OOM, *far, banner, arguments, READY]) == ()
 
 
 def test_a_log_without_a_start_is_read_from_its_beginning():
@@ -112,9 +123,9 @@ def test_a_log_without_a_start_is_read_from_its_beginning():
 
 
 def test_a_restart_loop_is_named():
-    loop = [START, TRACE, FAULT] * 4
+    loop = [START, TRACE, FAULT, *["INFO shutting down"] * 20] * 4
     assert {finding.id for finding in read_log(loop)} == {"load-fault", "restart-loop"}
-    assert {finding.id for finding in read_log([*loop, START, READY])} == set()
+    assert read_log([*loop, START, READY]) == ()
 
 
 def test_no_key_is_quoted():

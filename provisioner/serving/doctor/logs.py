@@ -20,7 +20,9 @@ _IDLE_LINES_BEFORE_DOUBT = 3
 # A frame names a kernel some lines above or below the error that it led to.
 _NEIGHBOUR_LINES = 80
 
-_START = re.compile(r"vLLM (?:API )?server version", re.IGNORECASE)
+# One start writes two of these within a few lines: a banner or a line with the version, then its arguments.
+_START = re.compile(r"vLLM (?:API )?server version|▀▄▀ █\s+version \S+|non-default args: ", re.IGNORECASE)
+_LINES_OF_A_START = 15
 _READY = re.compile(r"Application startup complete|Starting vLLM (?:API )?server on")
 _FAILURE = re.compile(
     r"Traceback \(most recent call last\)|EngineDeadError|illegal memory access|device-side assert|IndexError|"
@@ -189,7 +191,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
 def read_log(lines: Iterable[str]) -> tuple[Finding, ...]:
     """Everything that the last start in a log shows, each symptom once, in the order of the table."""
     every = [line.rstrip("\n") for line in lines]
-    starts = [number for number, line in enumerate(every) if _START.search(line)]
+    starts = _find_starts(every)
     first = starts[-1] if starts else 0
     run = Run(lines=every[first:], first_number=first + 1)
     return (
@@ -199,6 +201,17 @@ def read_log(lines: Iterable[str]) -> tuple[Finding, ...]:
         *_find_shown_key(run),
         *_find_loop(starts, every),
     )
+
+
+def _find_starts(lines: Sequence[str]) -> list[int]:
+    starts: list[int] = []
+    last = -_LINES_OF_A_START
+    for number, line in enumerate(lines):
+        if _START.search(line):
+            if number - last >= _LINES_OF_A_START:
+                starts.append(number)
+            last = number
+    return starts
 
 
 @dataclass(frozen=True)
