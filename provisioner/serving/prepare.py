@@ -24,7 +24,12 @@ from provisioner.serving.launch import (
     plan_launch,
 )
 from provisioner.serving.ports import judge_port
-from provisioner.serving.readiness import Readiness, examine_environment, facts_now, judge_verification
+from provisioner.serving.readiness import (
+    Readiness,
+    changes_since_verified,
+    examine_environment,
+    judge_verification,
+)
 
 FORK_KEY_FILE = "api_key.txt"
 _PATH_MARKS = ("/", "./", "../", "~")
@@ -179,8 +184,8 @@ def _judge_verification(request: ServeRequest, ready: Readiness, cards: CardView
     if ready.receipt is None or request.recipe.card is None:
         return
     allocator = next((item.value for item in launch.variables if item.name == ALLOCATOR_VARIABLE), None)
-    now = facts_now(ready.receipt, cards.card, allocator)
-    yield from judge_verification(ready.receipt.verification, now, recipe=request.recipe.name)
+    changes = changes_since_verified(ready, cards.card, allocator)
+    yield from judge_verification(ready.receipt.verification, changes, recipe=request.recipe.name)
 
 
 def _judge_fork(request: ServeRequest) -> Iterator[Finding]:

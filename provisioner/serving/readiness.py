@@ -1,14 +1,15 @@
 """Is the environment the one that was proven? The receipt, the files' digests and the required patches, as findings."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from provisioner.environment.site import Site, find_site
 from provisioner.errors import ProvisionError
-from provisioner.gpu.devices import Card
+from provisioner.gpu.model import Card
+from provisioner.gpu.report import Change
 from provisioner.patching.transaction import is_interrupted
 from provisioner.provisioning.state import read_receipt
 from provisioner.receipt import Receipt
@@ -51,9 +52,9 @@ def examine_environment(recipe: Recipe | None, venv: Path, *, distribution: str,
 
 
 def judge_verification(
-    verification: Mapping[str, Any] | None, now: Mapping[str, str], *, recipe: str
+    verification: Mapping[str, Any] | None, changes: Sequence[Change], *, recipe: str
 ) -> Iterator[Finding]:
-    """What the last check on a card says of serving as things are ``now`` (named as in its ``bound``). Pure."""
+    """What the last check on a card says of serving now that these things have changed since. Pure."""
     again = f"provision verify {recipe}"
     if verification is None:
         yield _finding("not-verified", Severity.WARNING, "the build was never verified on a card", (), (again,))
@@ -65,34 +66,29 @@ def judge_verification(
     elif verdict not in _GOOD:
         what = f"the last verification says {verdict}"
         yield _finding("verification", Severity.ERROR, what, (why,), (again,))
-    yield from _judge_changes(verification, now, again)
+    lines = tuple(f"{change.what}: verified {change.then}, now {change.now}" for change in changes)
+    if any(change.what == "card" for change in changes):
+        yield _finding("other-card", Severity.ERROR, "the build was verified on another card", lines, (again,))
+    elif changes:
+        what = "something that the verification depends on has changed since"
+        yield _finding("verification-old", Severity.WARNING, what, lines, (again,))
     if verification.get("health") == "unobserved":
         what = "the card's health was not observed when it was verified: no source of Xids could be read"
         yield _finding("health-unobserved", Severity.WARNING, what, (), ("sudo " + again,))
 
 
-def _judge_changes(verification: Mapping[str, Any], now: Mapping[str, str], again: str) -> Iterator[Finding]:
-    bound = verification.get("bound")
-    changed = [
-        (name, str(then), now[name])
-        for name, then in (bound.items() if isinstance(bound, Mapping) else ())
-        if name in now and str(then) != now[name]
-    ]
-    lines = tuple(f"{name}: verified {then}, now {current}" for name, then, current in changed)
-    if any(name == "card" for name, _, _ in changed):
-        yield _finding("other-card", Severity.ERROR, "the build was verified on another card", lines, (again,))
-    elif changed:
-        what = "something that the verification depends on has changed since"
-        yield _finding("verification-old", Severity.WARNING, what, lines, (again,))
+def changes_since_verified(ready: Readiness, card: Card | None, allocator: str | None) -> tuple[Change, ...]:
+    """What the stored verification depends on that is another today; nothing where there is no readable one."""
+    if ready.site is None or ready.receipt is None or ready.receipt.verification is None:
+        return ()
+    # Costs much to load, and is needed only where a verification exists.
+    from provisioner.provisioning.verification import find_changes, read_summary
 
-
-def facts_now(receipt: Receipt, card: Card | None, allocator: str | None) -> dict[str, str]:
-    """What a verification can depend on, as it is now, under the names that its record uses. Pure."""
-    facts = {receipt.build.distribution: receipt.build.version, "allocator": allocator or "default"}
-    facts |= {f"patch {patch.id}": patch.text for patch in receipt.patches}
-    if card is not None:
-        facts |= {"card": card.uuid, "driver": card.driver, "VBIOS": card.vbios or "unknown"}
-    return facts
+    try:
+        summary = read_summary(ready.site.state_dir)
+    except ProvisionError:
+        return ()
+    return find_changes(ready.site, summary, card=card, allocator=allocator) if summary else ()
 
 
 def judge_files(site: Site, receipt: Receipt, mend: str) -> Iterator[Finding]:

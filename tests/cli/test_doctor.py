@@ -1,10 +1,14 @@
 """``provision doctor``: text, JSON, exit codes."""
 
 import json
+from functools import partial
 
 import pytest
 
 from provisioner.cli.main import main
+from provisioner.serving.cards import KernelLog
+from provisioner.serving.doctor import examine
+from provisioner.serving.doctor.examine import Instruments
 from tests.serving.environments import PATCHED, make_environment
 
 CHECK_KEYS = {"id", "title", "outcome", "looked_at", "findings"}
@@ -18,6 +22,9 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
+    # Servers and a kernel log of the machine that the tests run on are none of theirs.
+    quiet = partial(Instruments, servers=tuple, kernel_log=lambda: KernelLog(lines=(), source=None, why_not="closed"))
+    monkeypatch.setattr(examine, "Instruments", quiet)
     return tmp_path / "venv"
 
 

@@ -40,6 +40,7 @@ def ids(server: Server, **situation) -> list[str]:
         (("vllm", "serve", "m"), ("vllm", ("m",))),
         (("/v/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"),
          ("/v/bin/python", ("--model", "m"))),
+        (("timeout", "60", "/v/bin/vllm", "serve", "m"), None),
         (("grep", "vllm", "serve.log"), None),
         (("/v/bin/vllm", "bench"), None),
         (("",), None),

@@ -1,15 +1,19 @@
 """Is the environment the one that was proven? One fault at a time in a real small environment."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from provisioner.gpu.devices import read_inventory
+from provisioner.gpu.report import Change
 from provisioner.provisioning.state import write_receipt
 from provisioner.recipe import Recipe, parse_recipe
 from provisioner.resources import recipes_folder
 from provisioner.serving.findings import Severity, exit_code_of
-from provisioner.serving.readiness import examine_environment, facts_now, judge_verification
+from provisioner.serving.readiness import changes_since_verified, examine_environment, judge_verification
+from tests.gpu.fake_nvml import FakeCard, FakeNvml
 from tests.serving.environments import PATCHED, make_environment, make_receipt
 
 MEND = "provision up hynix-stable"
@@ -84,39 +88,41 @@ def test_an_interrupted_change_is_named(environment):
     assert "interrupted" in {finding.id for finding in examine(venv).findings}
 
 
-BOUND = {"card": "GPU-1", "driver": "610.43.03", "vllm": "0.27.1"}
+DRIVER = Change(what="driver", then="610.43.03", now="620")
+CARD = Change(what="card", then="GPU-1", now="GPU-2")
 
 
 @pytest.mark.parametrize(
-    ("verification", "now", "found"),
+    ("verification", "changes", "found"),
     [
-        (None, {}, [("not-verified", Severity.WARNING)]),
-        ({"verdict": "bit-exact", "health": "well", "bound": BOUND}, BOUND, []),
-        ({"verdict": "bit-exact", "health": "well", "bound": BOUND}, {}, []),
-        ({"verdict": "mismatch", "health": "well", "bound": BOUND}, BOUND, [("verification", Severity.ERROR)]),
-        ({"verdict": "not-run", "health": "well", "bound": {}}, BOUND, [("not-verified", Severity.WARNING)]),
+        (None, (), [("not-verified", Severity.WARNING)]),
+        ({"verdict": "bit-exact", "health": "well"}, (), []),
+        ({"verdict": "mismatch", "health": "well"}, (), [("verification", Severity.ERROR)]),
+        ({"verdict": "not-run", "health": "well"}, (), [("not-verified", Severity.WARNING)]),
+        ({"verdict": "bit-exact", "health": "well"}, (DRIVER, CARD), [("other-card", Severity.ERROR)]),
         (
-            {"verdict": "bit-exact", "health": "well", "bound": BOUND},
-            {**BOUND, "card": "GPU-2"},
-            [("other-card", Severity.ERROR)],
-        ),
-        (
-            {"verdict": "bit-exact", "health": "unobserved", "bound": BOUND},
-            {**BOUND, "driver": "620"},
+            {"verdict": "bit-exact", "health": "unobserved"},
+            (DRIVER,),
             [("verification-old", Severity.WARNING), ("health-unobserved", Severity.WARNING)],
         ),
     ],
 )
-def test_what_the_last_verification_says(verification, now, found):
-    findings = judge_verification(verification, now, recipe="hynix")
+def test_what_the_last_verification_says(verification, changes, found):
+    findings = judge_verification(verification, changes, recipe="hynix")
     assert [(finding.id, finding.severity) for finding in findings] == found
 
 
-def test_what_a_verification_can_depend_on():
-    facts = facts_now(make_receipt(), None, None)
-    assert facts["vllm"] == "0.27.1"
-    assert facts["allocator"] == "default"
-    assert {name for name in facts if name.startswith("patch ")} == {
-        "patch pr50021-gdn-spec-bounds",
-        "patch sm80-cpu-repack",
-    }
+def test_what_has_changed_since_the_verification(environment, tmp_path):
+    venv, _ = environment
+    card = read_inventory(FakeNvml(cards=[FakeCard(uuid="GPU-aaaa0002")])).cards[0]
+    summary = {"verdict": "bit-exact", "health": "well", "why": "", "created": "", "form": "quick"}
+    bound = {"vllm": "0.27.1", "allocator": "default", "card": "GPU-aaaa0001"}
+    patches = {f"patch {patch.id}": patch.text for patch in make_receipt().patches}
+    text = json.dumps({"schema": "provision/verify/1", **summary, "bound": {**bound, **patches}})
+    (venv / ".provision" / "verify.json").write_text(text)
+    write(venv, verification=summary)
+    changed = changes_since_verified(examine(venv), card, None)
+    assert [(change.what, change.then, change.now) for change in changed] == [("card", "GPU-aaaa0001", "GPU-aaaa0002")]
+    assert changes_since_verified(examine(venv), None, None) == ()
+    (venv / ".provision" / "verify.json").write_text("{")
+    assert changes_since_verified(examine(venv), card, None) == ()

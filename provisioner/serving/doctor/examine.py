@@ -27,9 +27,9 @@ from provisioner.serving.doctor.readers import LogSource, fetch_metrics, name_of
 from provisioner.serving.doctor.report import Check, Diagnosis, checked, skipped
 from provisioner.serving.findings import Finding, Severity, Subject
 from provisioner.serving.fork_checks import judge_drafter
-from provisioner.serving.launch import KEY_VARIABLE
+from provisioner.serving.launch import ALLOCATOR_VARIABLE, KEY_VARIABLE
 from provisioner.serving.prometheus import parse_samples, read_counters
-from provisioner.serving.readiness import examine_environment, facts_now, judge_verification
+from provisioner.serving.readiness import changes_since_verified, examine_environment, judge_verification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +110,8 @@ def _check_target(target: Target, examination: Examination, inventory: Inventory
     findings = [*ready.findings, *_judge_recipe_side(target, examination)]
     if ready.receipt is not None and target.recipe is not None and target.recipe.card is not None:
         card = _choose(inventory, examination) if inventory else None
-        now = facts_now(ready.receipt, card, allocator=None)
-        now.pop("allocator")
-        findings += judge_verification(ready.receipt.verification, now, recipe=target.recipe.name)
+        changes = changes_since_verified(ready, card, _allocator_of(target.recipe))
+        findings += judge_verification(ready.receipt.verification, changes, recipe=target.recipe.name)
     yield checked("environment", title, f"{target.venv}: receipt, files, required patches", findings)
 
     running = ready.site.python if ready.site else None
@@ -133,6 +132,11 @@ def _check_target(target: Target, examination: Examination, inventory: Inventory
     looked = f"from {examination.cwd}: {seen.origin}"
     found = judge_imports(seen, ready.site.site_packages, package)
     yield checked("imports", f"what an import takes in {target.name}", looked, found)
+
+
+def _allocator_of(recipe: Recipe) -> str | None:
+    variables = recipe.serve.variables if recipe.serve else ()
+    return next((variable.value for variable in variables if variable.name == ALLOCATOR_VARIABLE), None)
 
 
 def _judge_recipe_side(target: Target, examination: Examination) -> Iterator[Finding]:

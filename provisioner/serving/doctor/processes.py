@@ -53,11 +53,13 @@ class Server:
 
 def parse_command(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]] | None:
     """Program and arguments of a vLLM server's command line; None for any other command. Pure."""
-    for index, word in enumerate(words[:-1]):
-        if PurePosixPath(word).name == "vllm" and words[index + 1] == "serve":
-            return word, words[index + 2 :]
-        if word == "-m" and words[index + 1] == _MODULE:
-            return words[0], words[index + 2 :]
+    # A script runs as its interpreter with the script's path. Any other word before it is a wrapper such as timeout(1).
+    by_python = PurePosixPath(words[0]).name.startswith("python")
+    rest = words[1:] if by_python else words
+    if len(rest) > 1 and PurePosixPath(rest[0]).name == "vllm" and rest[1] == "serve":
+        return rest[0], rest[2:]
+    if by_python and rest[:2] == ("-m", _MODULE):
+        return words[0], rest[2:]
     return None
 
 
