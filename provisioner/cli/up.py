@@ -239,16 +239,18 @@ def _first_use(options: UpOptions, *, writes: bool) -> "FirstUse":
 def _choose_way(request: "Request", options: UpOptions) -> "Callable[..., Outcome]":
     """How the request is carried out: in place, or by a rebuild where another build is in the way and may go."""
     from provisioner.provisioning.execute import provision
-    from provisioner.provisioning.inspect import Installed, inspect_environment, is_other_build
-    from provisioner.provisioning.rebuild import rebuild_environment, refuse_downgrade, settle_rebuild
+    from provisioner.provisioning.inspect import Installed, inspect_environment, is_other_build, refuse_downgrade
+    from provisioner.provisioning.rebuild import rebuild_environment, settle_rebuild
 
     settle_rebuild(request.venv)
+    if not options.rebuild:
+        return provision
     found = inspect_environment(request.venv, request.recipe.distribution, adopts=request.adopts)
     if not isinstance(found, Installed) or not is_other_build(found.site, request.lock):
         return provision
     if not options.downgrade:
-        refuse_downgrade(found.site, request)
-    return rebuild_environment if options.rebuild else provision
+        refuse_downgrade(found.site, request.lock)
+    return rebuild_environment
 
 
 def _choose_place(

@@ -94,13 +94,26 @@ def refuse_other_build(site: Site, lock: Lock) -> None:
     """Raise EnvironmentConflictError where the installed distribution is another build than the lock's."""
     if not is_other_build(site, lock):
         return
-    older = " --downgrade" if lock.build.version < site.version else ""
+    refuse_downgrade(site, lock)
     raise EnvironmentConflictError(
         f"{site.distribution} in this environment is not the lock's",
         where=str(site.prefix or site.site_packages),
         expected=str(lock.build.version),
         found=str(site.version),
-        hints=(f"run the same command with --rebuild{older}, to replace it", "choose another place with --venv DIR"),
+        hints=("run the same command with --rebuild, to replace it", "choose another place with --venv DIR"),
+    )
+
+
+def refuse_downgrade(site: Site, lock: Lock) -> None:
+    """Raise EnvironmentConflictError where the lock's build is older than the installed one."""
+    if not is_other_build(site, lock) or lock.build.version > site.version:
+        return
+    raise EnvironmentConflictError(
+        f"the lock's {site.distribution} is older than the one in this environment",
+        where=str(site.prefix or site.site_packages),
+        expected=str(lock.build.version),
+        found=str(site.version),
+        hints=("run the same command with --rebuild --downgrade, to go back", "choose another place with --venv DIR"),
     )
 
 

@@ -8,13 +8,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from provisioner.environment.site import Site
 from provisioner.environment.uv import Uv, VenvLayout
 from provisioner.errors import EnvironmentConflictError, NotRestoredError, ProvisionError, RestoredError
 from provisioner.patching.hold import hold_environment
 from provisioner.progress import Reporter
 from provisioner.provisioning.execute import WAIT_SECONDS, Outcome, Request, provision
-from provisioner.provisioning.inspect import is_other_build
 from provisioner.provisioning.state import read_owner, state_of
 
 
@@ -51,19 +49,6 @@ def rebuild_environment(request: Request, uv: Uv, reporter: Reporter) -> Outcome
             _swap_back(request.venv, new, former, error)
         _remove(former)
     return outcome
-
-
-def refuse_downgrade(site: Site, request: Request) -> None:
-    """Raise EnvironmentConflictError where the lock's build is older than the one in the environment."""
-    locked = request.lock.build
-    if is_other_build(site, request.lock) and locked.version < site.version:
-        raise EnvironmentConflictError(
-            f"the lock's {site.distribution} is older than the one in this environment",
-            where=str(request.venv),
-            expected=str(locked.version),
-            found=str(site.version),
-            hints=(f"provision up {request.recipe.name} --venv {request.venv} --rebuild --downgrade",),
-        )
 
 
 def _swap_back(venv: Path, new: Path, former: Path, error: Exception) -> None:
