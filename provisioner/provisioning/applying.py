@@ -176,7 +176,7 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
     )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     if former is not None:
-        return replace(former, created=now, tool=__version__, patches=patches)
+        return replace(former, created=now, tool=__version__, patches=(*patches, *idle_patches(former, patches)))
     build = InstalledBuild(
         distribution=site.distribution,
         version=str(site.version),
@@ -190,6 +190,12 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
 
 RECORDED = frozenset({Verdict.APPLIED, Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
 """Verdicts of patches that stand in the files once the series is carried out."""
+
+
+def idle_patches(former: Receipt, patches: Sequence[AppliedPatch]) -> tuple[AppliedPatch, ...]:
+    """The entries of a receipt for patches that the build holds already, which stay true."""
+    ids = {patch.id for patch in patches}
+    return tuple(entry for entry in former.patches if entry.verdict != Verdict.APPLIED and entry.id not in ids)
 
 
 def describe_applied(source: PatchSource, patch: PatchVerdict) -> AppliedPatch:

@@ -128,7 +128,8 @@ def applied_sources(site: Site) -> tuple[PatchSource, ...]:
     receipt = read_receipt(site.state_dir)
     if receipt is None:
         return ()
-    sources = tuple(source for entry in receipt.patches if (source := _read_back(site, entry)) is not None)
+    entries = [entry for entry in receipt.patches if entry.verdict == Verdict.APPLIED]
+    sources = tuple(source for entry in entries if (source := _read_back(site, entry)) is not None)
     facts = gather_facts(site, touched_paths([source.series for source in sources]), objects=objects_of(site.state_dir))
     verdict = judge_by_policy(sources, facts, site.record)
     standing = {patch.id for patch in verdict.patches if patch.verdict not in _NOT_STANDING}

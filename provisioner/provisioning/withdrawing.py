@@ -13,7 +13,7 @@ from provisioner.patching.model import (
 from provisioner.patching.plan import plan_revert, plan_without
 from provisioner.patching.steps import FileStep
 from provisioner.patching.transaction import FileOutcome, Recovery, execute, is_interrupted, recover
-from provisioner.provisioning.applying import RECORDED, WAIT_SECONDS, describe_applied, record_in_receipt
+from provisioner.provisioning.applying import RECORDED, WAIT_SECONDS, describe_applied, idle_patches, record_in_receipt
 from provisioner.provisioning.judging import (
     InstalledTree,
     Judgement,
@@ -120,4 +120,5 @@ def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> Non
     standing = [patch for patch in judge_installed(tree, staying).verdict.patches if patch.verdict in RECORDED]
     patches = tuple(describe_applied(by_id[patch.id], patch) for patch in standing)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    record_in_receipt(site, replace(receipt, created=now, tool=__version__, patches=patches))
+    kept = (*patches, *idle_patches(receipt, patches))
+    record_in_receipt(site, replace(receipt, created=now, tool=__version__, patches=kept))

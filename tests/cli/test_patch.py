@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -696,3 +697,28 @@ def test_a_symlinked_file_is_refused(desk: Desk) -> None:
     assert result.code == 5
     assert "symbolic link" in result.err
     assert real.read_bytes() == FILES["demo/two.py"]
+
+
+def test_only_files_of_the_series_and_record_are_read(desk: Desk) -> None:
+    patch = desk.patch("a", two=[(b"value = 1", b"value = 10")])
+    program = (
+        "import sys\n"
+        "site = sys.argv[1]\n"
+        "def note(event, args):\n"
+        "    if event == 'open' and str(args[0]).startswith(site): print(args[0], file=sys.stderr)\n"
+        "sys.addaudithook(note)\n"
+        "from provisioner.cli.main import main\n"
+        "sys.exit(main(sys.argv[2:]))\n"
+    )
+    words = ["patch", "check", str(patch), "--site-packages", str(desk.site), "--package", "demo"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(desk.site), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    opened = {Path(line).relative_to(desk.site).as_posix() for line in done.stderr.splitlines() if line.startswith("/")}
+    read = {path for path in opened if not path.startswith(".provision")}
+    assert read - {"demo-1.0.dist-info/direct_url.json"} == {"demo-1.0.dist-info/RECORD", "demo/two.py"}
