@@ -466,8 +466,9 @@ class NumbaEngine:
         return threads
 
     def block_tiles(self, weight: Weight, workers: int) -> int:
-        share = weight.tiles * weight.strips // (2 * workers)
-        return min(max(share, 64), TASK_BYTES // weight.tile_bytes)
+        tiles = weight.tiles * weight.strips
+        rounds = 2 if tiles * weight.tile_bytes > 4 * TASK_BYTES else 1
+        return min(max(-(-tiles // (rounds * workers)), 64), TASK_BYTES // weight.tile_bytes)
 
     def gather_strips(self, weight: Weight) -> int:  # noqa: ARG002
         return 8
@@ -517,7 +518,7 @@ class TorchEngine:
     def block_tiles(self, weight: Weight, workers: int) -> int:  # noqa: ARG002
         import torch
 
-        return int(torch.get_num_threads()) * (1 << 20) // weight.tile_bytes
+        return int(torch.get_num_threads()) * (256 << 10) // weight.tile_bytes
 
     def gather_strips(self, weight: Weight) -> int:
         import torch
@@ -819,8 +820,8 @@ def repack(
 
 BLOCK_BYTES = 8 << 20
 SLOTS = 4
-LINK_THREADS = 8
-"""Enough for the fastest bus; each block has to wake all of them."""
+LINK_THREADS = 4
+"""Threads a block; two blocks are in work at once. More only wait for the GIL (measured, docs/verification.md)."""
 
 
 class Ticket(Protocol):

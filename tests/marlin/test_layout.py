@@ -35,8 +35,8 @@ def test_every_value_of_a_tile_has_one_place(layout: Layout) -> None:
 @pytest.mark.parametrize("case", small_cases(), ids=lambda case: case.name)
 def test_axes_and_lanes_agree(case: Case) -> None:
     perm = make_perm(case)
-    for digit in range(digit_count(case)):
-        words = digit_words(case, digit)
+    digits = digit_count(case) if case.size_k * case.size_n <= 1 << 16 else 0
+    for words in (random_words(case), *(digit_words(case, digit) for digit in range(digits))):
         values = unpack_values(words, case.layout)
         gathered = values if perm is None else values[perm]
         marlin = reference_repack(words, case.layout, perm=perm)
