@@ -1,7 +1,7 @@
 """The check on a card, for an environment that the tool knows: what is tested, and where the result is kept."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from provisioner.gpu.report import (
     Change,
     Form,
     Summary,
+    Verdict,
     VerifyReport,
     changes_since,
     parse_summary,
@@ -59,12 +60,54 @@ def verify_site(
     return report
 
 
-def verify_quick(site: Site, card: Card, *, allocator: str | None, reporter: Reporter) -> VerifyReport:
+def verify_quick(
+    site: Site, card: Card, *, allocator: str | None, reporter: Reporter, bench: Bench | None = None
+) -> VerifyReport:
     """The quick form, as a part of provisioning."""
-    return verify_site(site, card, Wish(form=Form.QUICK), allocator=allocator, reporter=reporter)
+    return verify_site(site, card, Wish(form=Form.QUICK), allocator=allocator, reporter=reporter, bench=bench)
 
 
-def find_card(wanted: str | None, environ: dict[str, str]) -> Card | VerifyReport:
+def verify_if_needed(
+    site: Site,
+    recipe: Recipe,
+    *,
+    gpu: str | None,
+    environ: Mapping[str, str],
+    reporter: Reporter,
+    bench: Bench | None = None,
+) -> VerifyReport | None:
+    """The quick form where a card is there and no former pass still holds; None where nothing was checked.
+
+    Several cards and none named is a warning here: the environment does not depend on the choice.
+    """
+    try:
+        card = find_card(gpu, environ)
+    except UsageError as error:
+        if gpu is not None:
+            raise
+        reporter.warn(f"{error.what}; to check one of them: provision verify {recipe.name} --gpu UUID")
+        return None
+    if isinstance(card, VerifyReport) or is_verified(site, card, allocator=allocator_of(recipe)):
+        return None
+    return verify_quick(site, card, allocator=allocator_of(recipe), reporter=reporter, bench=bench)
+
+
+def is_verified(site: Site, card: Card, *, allocator: str | None) -> bool:
+    """Whether the kept report is a pass and nothing that it depends on has changed."""
+    summary = read_summary(site.state_dir)
+    if summary is None or summary.verdict is not Verdict.BIT_EXACT:
+        return False
+    return not find_changes(site, summary, card=card, allocator=allocator)
+
+
+def record_skip(site: Site) -> None:
+    """Write down in the receipt that the user wanted no check; a former result stays."""
+    receipt = read_receipt(site.state_dir)
+    if receipt is not None and receipt.verification is None:
+        record_report(site, report_not_run("skipped with --no-verify", tool=TOOL))
+
+
+def find_card(wanted: str | None, environ: Mapping[str, str]) -> Card | VerifyReport:
     """The card to check, or the report (``not-run``) that says why there is none; a card comes before everything.
 
     Raises UsageError where there are several and none is named.

@@ -26,6 +26,8 @@ from provisioner.provisioning.verification import (
     find_changes,
     read_summary,
     record_report,
+    record_skip,
+    verify_if_needed,
     verify_site,
 )
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
@@ -192,6 +194,60 @@ def test_what_has_changed_since(site: Site, card: Card, tmp_path: Path, program:
     write_receipt(site.state_dir, replace(RECEIPT, patches=()))
     (change,) = find_changes(site, summary, card=card, allocator=None)
     assert (change.what, change.now) == ("patch pr50021-gdn-spec-bounds", None)
+
+
+def test_provisioning_checks_once_and_again_when_something_changed(
+    site: Site, tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setattr(verification, "read_inventory", lambda: read_inventory(nvml))
+    text = (recipes_folder() / "hynix-stable.toml").read_text()
+    recipe = parse_recipe(text, name="hynix-stable", where="hynix-stable")
+
+    def check_if_needed() -> VerifyReport | None:
+        return verify_if_needed(site, recipe, gpu=None, environ={}, reporter=Silence(), bench=bench(tmp_path))
+
+    first = check_if_needed()
+    assert first is not None
+    assert first.verdict is Verdict.BIT_EXACT
+    assert first.bound["allocator"] == "expandable_segments:True"
+    assert check_if_needed() is None
+    nvml.driver = "611.00"
+    assert check_if_needed() is not None
+    nvml.cards.clear()
+    assert check_if_needed() is None
+
+
+def test_several_cards_are_a_warning_while_provisioning(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "read_inventory", lambda: read_inventory(mixed_rig()))
+    text = (recipes_folder() / "samsung.toml").read_text()
+    recipe = parse_recipe(text, name="samsung", where="samsung")
+    warnings: list[str] = []
+
+    class Warnings(Silence):
+        def warn(self, text: str) -> None:
+            warnings.append(text)
+
+    assert verify_if_needed(site, recipe, gpu=None, environ={}, reporter=Warnings()) is None
+    (warning,) = warnings
+    assert warning.endswith("none is named; to check one of them: provision verify samsung --gpu UUID")
+    with pytest.raises(UsageError):
+        verify_if_needed(site, recipe, gpu="the big one", environ={}, reporter=Warnings())
+
+
+def test_a_skipped_check_is_in_the_receipt_and_hides_no_former_one(
+    site: Site, card: Card, tmp_path: Path, program: Path
+) -> None:
+    record_skip(site)
+    receipt = read_receipt(site.state_dir)
+    assert receipt is not None
+    assert receipt.verification is not None
+    assert (receipt.verification["verdict"], receipt.verification["why"]) == ("not-run", "skipped with --no-verify")
+    check(site, card, tmp_path)
+    record_skip(site)
+    summary = read_summary(site.state_dir)
+    assert summary is not None
+    assert summary.verdict is Verdict.BIT_EXACT
 
 
 def test_no_report_yet(site: Site) -> None:
