@@ -247,12 +247,9 @@ class Comparison:
         self._fallback = load_by_path(Path(request["fallback"]), "verify_fallback")
         self._staging: Any = None
         self._threads = max(1, len(os.sched_getaffinity(0)))
-        for role, key, module in (
-            ("fallback", "fallback", self._fallback),
-            ("reference", "reference", self._reference),
-        ):
-            path = Path(request[key])
-            voice.say("code", role=role, file=str(path), digest=read_digest(path), device="cpu", origin=module.__name__)
+        for role in ("fallback", "reference"):
+            path = Path(request[role])
+            voice.say("code", role=role, file=str(path), digest=read_digest(path), device="cpu", origin="Python source")
 
     def takes(self, case: Case) -> bool:
         return self._ops.takes(case)

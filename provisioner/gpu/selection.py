@@ -9,10 +9,11 @@ from provisioner.marlin.layout import Activation, Layout, Packing, all_layouts
 
 
 class Selection(StrEnum):
-    """How many: one small weight of each layout, those and real shapes, everything, or one beyond 2 GiB."""
+    """How many: one small weight of each layout, those and some real ones, many small ones, all, one beyond 2 GiB."""
 
     SMOKE = "smoke"
     QUICK = "quick"
+    SMALL = "small"
     ALL = "all"
     LARGE = "large"
 
@@ -55,6 +56,8 @@ def select_cases(selection: Selection) -> tuple[Case, ...]:
             return (*_convert(_smoke_cases()), refusals[0])
         case Selection.QUICK:
             return (*_convert((*_smoke_cases(), *_QUICK_MODEL)), *refusals)
+        case Selection.SMALL:
+            return (*_convert(marlin.small_cases()), *refusals)
         case Selection.ALL:
             return (*_convert((*marlin.small_cases(), *marlin.model_cases())), *refusals)
         case Selection.LARGE:

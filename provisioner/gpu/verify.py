@@ -436,6 +436,12 @@ class _Check:
         checks = {f"{result['kernel']}: {result['case']}": result["detail"] or "ok" for result in results}
         return PatchBehaviour(patch=check.patch, verdict=verdict, why=why, checks=checks)
 
+    def _gather_facts(self) -> dict[str, str]:
+        facts = gather_facts(self._target, self._card)
+        if "version" in self._torch:
+            facts.setdefault("torch", self._torch["version"])
+        return facts
+
     def _report(self, observation: Observation) -> VerifyReport:
         verdict = gravest(verdict for verdict, _ in self._verdicts)
         if verdict is Verdict.BIT_EXACT and not _is_proof(self._codes):
@@ -451,7 +457,7 @@ class _Check:
             verdict=verdict,
             why=why,
             health=_judge_health(observation),
-            bound=gather_facts(self._target, self._card),
+            bound=self._gather_facts(),
             seconds=round(time.monotonic() - self._started, 2),
             card=self._card,
             torch=self._torch,
@@ -560,7 +566,7 @@ def _plan_sessions(wish: Wish, card: Card, bench: Bench) -> tuple[_Session, ...]
         sweep = {"share": 1.0, "headroom": min(_SWEEP_HEADROOM_BYTES, bench.headroom)}
         loaded = stage("loaded", Selection.ALL, ballast=ballast)
         large = stage("large", Selection.LARGE)
-        alone = (stage("low", Selection.ALL), loaded, after, large, {"name": _SWEEP, "ballast": sweep})
+        alone = (stage("low", Selection.SMALL), loaded, after, large, {"name": _SWEEP, "ballast": sweep})
         sessions = [_Session(stages=(each,), limits=_LONG_LIMITS) for each in alone]
     if wish.model is not None:
         model = {"name": "model", "model": str(wish.model)}

@@ -1,7 +1,8 @@
 """Real quantised weights, layer by layer, for the child of ``provision verify``; loaded by path, like it.
 
-Reads GPTQ, AWQ and packed compressed-tensors checkpoints with the environment's safetensors. The next layers are read
-while one is compared, and no more than those few are in memory at once.
+Reads GPTQ, AWQ and packed compressed-tensors checkpoints in safetensors files. The next layers are read while one is
+compared, and no more than those few are in memory at once. The files are read here rather than by the safetensors
+package because its reads hold Python's global lock, which would make reading and comparing take turns.
 """
 
 import json
@@ -15,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 LAYERS_AHEAD = 2
+MOST_HEADER_BYTES = 100 << 20
+_INTEGERS = {"I32": "int32", "I64": "int64"}
 # (suffix of the packed words, how they are packed, suffix of the row groups that act-order sorts)
 _FORMS = (("qweight", "g_idx"), ("weight_packed", "weight_g_idx"))
 _END = None
@@ -56,8 +59,7 @@ def compare_model(torch: Any, child: ModuleType, comparison: Any, folder: Path, 
     try:
         quantization = read_quantization(folder)
         names = list_weights(folder)
-    except Exception as error:
-        # safetensors has an exception class of its own, which is none of the built-in ones.
+    except (ModelError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise child.StopError("unsupported", f"{folder}: {error}") from error
     if not names:
         raise child.StopError("unsupported", f"{folder} holds no packed weights")
@@ -119,14 +121,62 @@ def read_quantization(folder: Path) -> Quantization:
     raise ModelError(f"its quantization is {method!r}; gptq, awq and compressed-tensors are known")
 
 
+class TensorFile:
+    """One safetensors file: an 8-byte length, a JSON header of that length, then the tensors' bytes.
+
+    Raises ModelError for a header that does not fit the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("rb", buffering=0)
+        size = path.stat().st_size
+        length = int.from_bytes(self._stream.read(8), "little")
+        if not 0 < length <= min(size - 8, MOST_HEADER_BYTES):
+            raise ModelError(f"{path.name} is no safetensors file")
+        header = json.loads(self._stream.read(length))
+        self._start = 8 + length
+        self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        if any(self._start + entry["data_offsets"][1] > size for entry in self._entries.values()):
+            raise ModelError(f"{path.name} is cut off")
+
+    def __enter__(self) -> "TensorFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._entries[name]["shape"])
+
+    def read(self, torch: Any, name: str) -> Any:
+        """The tensor, int32 or int64. Raises ModelError for another type."""
+        entry = self._entries[name]
+        if entry["dtype"] not in _INTEGERS:
+            raise ModelError(f"{name} is {entry['dtype']}, not packed words")
+        begin, end = entry["data_offsets"]
+        tensor = torch.empty(self.shape(name), dtype=getattr(torch, _INTEGERS[entry["dtype"]]))
+        if tensor.numel() * tensor.element_size() != end - begin:
+            raise ModelError(f"{name} has {end - begin} bytes, which do not make its shape")
+        rest = memoryview(tensor.numpy().reshape(-1).view("uint8")).cast("B")
+        self._stream.seek(self._start + begin)
+        while rest:
+            count = self._stream.readinto(rest)
+            if not count:
+                raise ModelError(f"{name} is cut off")
+            rest = rest[count:]
+        return tensor
+
+
 def list_weights(folder: Path) -> list[tuple[Path, str]]:
     """(file, tensor) of every packed weight, in file order; neighbours in a file are read together."""
-    from safetensors import safe_open
-
     found = []
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as tensors:
-            found += [(file, name) for name in tensors.keys() if _is_packed(name)]  # noqa: SIM118 - not a mapping
+    for path in sorted(folder.glob("*.safetensors")):
+        with TensorFile(path) as file:
+            found += [(path, name) for name in sorted(file.names) if _is_packed(name)]
     return found
 
 
@@ -153,25 +203,22 @@ def read_ahead(torch: Any, names: list[tuple[Path, str]], quantization: Quantiza
 
 def read_layers(torch: Any, names: list[tuple[Path, str]], quantization: Quantization) -> Iterator[Layer]:
     """Layers in order; one file is open at a time."""
-    from safetensors import safe_open
-
     groups: dict[Path, list[str]] = {}
-    for file, name in names:
-        groups.setdefault(file, []).append(name)
-    for file, tensors in groups.items():
-        with safe_open(str(file), framework="pt") as opened:
-            present = set(opened.keys())
+    for path, name in names:
+        groups.setdefault(path, []).append(name)
+    for path, tensors in groups.items():
+        with TensorFile(path) as file:
             for name in tensors:
-                yield from _read_layer(torch, opened, present, name, quantization)
+                yield from _read_layer(torch, file, name, quantization)
 
 
-def _read_layer(torch: Any, opened: Any, present: set[str], name: str, quantization: Quantization) -> Iterator[Layer]:
+def _read_layer(torch: Any, file: TensorFile, name: str, quantization: Quantization) -> Iterator[Layer]:
     stem, _, kind = name.rpartition(".")
-    packed = opened.get_tensor(name)
+    packed = file.read(torch, name)
     groups_name = f"{stem}.{dict(_FORMS)[kind]}"
-    groups = opened.get_tensor(groups_name) if quantization.act_order and groups_name in present else None
+    groups = file.read(torch, groups_name) if quantization.act_order and groups_name in file.names else None
     stored = packed.numel() * packed.element_size()
-    size_k, size_n = _find_sizes(opened, present, stem, kind, packed, quantization)
+    size_k, size_n = _find_sizes(torch, file, stem, kind, packed, quantization)
     matrices = packed if packed.dim() == 3 else packed.unsqueeze(0)
     for index, matrix in enumerate(matrices):
         # compressed-tensors stores outputs first; the repack wants them last.
@@ -189,21 +236,21 @@ def _read_layer(torch: Any, opened: Any, present: set[str], name: str, quantizat
 
 
 def _find_sizes(
-    opened: Any, present: set[str], stem: str, kind: str, packed: Any, quantization: Quantization
+    torch: Any, file: TensorFile, stem: str, kind: str, packed: Any, quantization: Quantization
 ) -> tuple[int, int]:
     """(size_k, size_n): from tensors beside the words where they tell, else from the configured bits."""
     rows, columns = packed.shape[-2:]
     share = 32 // quantization.bits
     if kind == "weight_packed":
-        if f"{stem}.weight_shape" in present:
-            size_n, size_k = (int(value) for value in opened.get_tensor(f"{stem}.weight_shape").flatten()[-2:])
+        if f"{stem}.weight_shape" in file.names:
+            size_n, size_k = (int(value) for value in file.read(torch, f"{stem}.weight_shape").flatten()[-2:])
             return size_k, size_n
         return columns * share, rows
     if quantization.packing == "awq":
         scales = f"{stem}.scales"
-        return rows, opened.get_slice(scales).get_shape()[-1] if scales in present else columns * share
+        return rows, file.shape(scales)[-1] if scales in file.names else columns * share
     groups = f"{stem}.g_idx"
-    return opened.get_slice(groups).get_shape()[-1] if groups in present else rows * share, columns
+    return file.shape(groups)[-1] if groups in file.names else rows * share, columns
 
 
 def _find_perm(torch: Any, groups: Any, index: int) -> Any:

@@ -153,9 +153,33 @@ def test_folders_without_weights(
     assert caught.value.kind == "unsupported"
 
 
-def test_a_file_that_is_cut_off_stops_the_check(compare: Any, child: ModuleType, tmp_path: Path) -> None:
+def test_tensors_are_read_as_safetensors_reads_them(tmp_path: Path) -> None:
+    weights = load_by_path("weights")
+    tensors = {"a": pack(64, 128, Layout(bits=8)), "b": torch.tensor([[1, -2], [3, 1 << 40]]), "c": torch.ones(3)}
+    safetensors.save_file(tensors, str(tmp_path / "x.safetensors"), metadata={"format": "pt"})
+    with weights.TensorFile(tmp_path / "x.safetensors") as file:
+        assert file.names == {"a", "b", "c"}
+        assert file.shape("c") == (3,)
+        assert all(torch.equal(file.read(torch, name), tensors[name]) for name in ("a", "b"))
+        with pytest.raises(weights.ModelError, match="c is F32, not packed words"):
+            file.read(torch, "c")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda data: data[:-100], "model-0.safetensors is cut off"),
+        (lambda data: b"", "is no safetensors file"),
+        (lambda data: b"\xff" * 200, "is no safetensors file"),
+        (lambda data: data[:8] + b"x" + data[9:], "Expecting value"),
+        (lambda data: data.replace(b'"shape":[64,16]', b'"shape":[64,99]'), "do not make its shape"),
+    ],
+)
+def test_spoilt_files_stop_the_check(compare: Any, child: ModuleType, tmp_path: Path, spoil: Any, words: str) -> None:
     folder = awq_model(tmp_path / "model")
     file = folder / "model-0.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(child.StopError):
+    data = file.read_bytes()
+    file.write_bytes(spoil(data))
+    assert file.read_bytes() != data
+    with pytest.raises(child.StopError, match=words):
         compare(folder)
