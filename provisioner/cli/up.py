@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from provisioner.cli.context import Context
     from provisioner.environment.lock import LockScope
+    from provisioner.gpu.report import VerifyReport
     from provisioner.progress import Reporter
     from provisioner.provisioning.execute import Outcome, Request
     from provisioner.provisioning.first_use import FirstUse
@@ -31,6 +32,8 @@ RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to mak
 Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace an environment that holds another build.")]
 Downgrade = Annotated[bool, typer.Option("--downgrade", help="Let --rebuild replace it by an older build.")]
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
+Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI address or number in bus order.")]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check on the card; the receipt says so.")]
 
 
 ForkDir = Annotated[
@@ -80,6 +83,8 @@ class UpOptions:
     downgrade: bool
     index_url: str | None
     as_json: bool
+    gpu: str | None
+    no_verify: bool
 
 
 def recipe_help(name: str) -> str:
@@ -102,10 +107,12 @@ def command_for(name: str) -> Callable[..., int]:
         downgrade: Downgrade = False,
         index_url: IndexUrl = None,
         as_json: AsJson = False,
+        gpu: Gpu = None,
+        no_verify: NoVerify = False,
     ) -> int:
         return up(
             name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
-            as_json,
+            as_json, gpu, no_verify,
         )  # fmt: skip
 
     def fork_command(
@@ -120,6 +127,8 @@ def command_for(name: str) -> Callable[..., int]:
         downgrade: Downgrade = False,
         index_url: IndexUrl = None,
         as_json: AsJson = False,
+        gpu: Gpu = None,
+        no_verify: NoVerify = False,
         fork_dir: ForkDir = None,
         fork_url: ForkUrl = None,
         fork_commit: ForkCommit = None,
@@ -129,7 +138,7 @@ def command_for(name: str) -> Callable[..., int]:
     ) -> int:
         return up(
             name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
-            as_json, fork_dir, fork_url, fork_commit, fork_any, without_fork, without_overlay,
+            as_json, gpu, no_verify, fork_dir, fork_url, fork_commit, fork_any, without_fork, without_overlay,
         )  # fmt: skip
 
     return fork_command if _has_fork(name) else command
@@ -148,6 +157,8 @@ def up(
     downgrade: Downgrade = False,
     index_url: IndexUrl = None,
     as_json: AsJson = False,
+    gpu: Gpu = None,
+    no_verify: NoVerify = False,
     fork_dir: ForkDir = None,
     fork_url: ForkUrl = None,
     fork_commit: ForkCommit = None,
@@ -171,6 +182,8 @@ def up(
         downgrade=downgrade,
         index_url=index_url,
         as_json=as_json,
+        gpu=gpu,
+        no_verify=no_verify,
     )
     fork = ForkOptions(
         folder=fork_dir,
@@ -218,7 +231,7 @@ def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
         fetch_wheel=context.wheel_file(lock),
     )
     if writes:
-        return _carry_out(request, context, _choose_way(request, options), as_json=options.as_json)
+        return _carry_out(request, context, _choose_way(request, options), options)
     return _show_plan(request, context, check=options.check, as_json=options.as_json)
 
 
@@ -314,7 +327,7 @@ def _show_plan(request: Any, context: Any, *, check: bool, as_json: bool) -> int
     return 1 if check and plan else 0
 
 
-def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", *, as_json: bool) -> int:
+def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", options: UpOptions) -> int:
     from dataclasses import asdict
 
     from provisioner.cli import render
@@ -324,22 +337,53 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     from provisioner.provisioning.preflight import look_at_card
 
     with open_reporter() as reporter:
-        for warning in look_at_card(request.recipe.card).warnings:
+        preflight = look_at_card(request.recipe.card)
+        for warning in preflight.warnings:
             reporter.warn(warning)
         outcome = carry_out(request, context.uv(), reporter)
+        checked = _check_on_card(request, options, reporter) if preflight.card is not None else None
     lines = [describe_action(action) for action in outcome.actions]
-    if as_json:
+    if options.as_json:
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines}
         details = {"patches": describe_verdict(outcome.verdict), "receipt": asdict(outcome.receipt)}
-        render.print_json("up", {**payload, **details})
-        return 0
+        render.print_json("up", {**payload, **details, "verification": _summarize(checked)})
+        return _exit_code(checked)
     patches = ", ".join(patch.id for patch in outcome.receipt.patches) or "none"
     render.print_text(
         f"{request.recipe.name}: {'proven' if lines else 'already proven'}\n"
         f"  environment  {request.venv}\n"
         f"  build        {outcome.receipt.build.distribution} {outcome.receipt.build.version}"
         f" (commit {outcome.receipt.build.commit}), torch {outcome.receipt.torch or 'none'}\n"
-        f"  patches      {patches}\n"
-        f"next: provision status {request.recipe.name}"
+        f"  patches      {patches}"
     )
-    return 0
+    if checked is not None:
+        render.print_text(f"  on the card  {checked.verdict}: {checked.why}")
+    render.print_text(f"next: provision status {request.recipe.name}")
+    return _exit_code(checked)
+
+
+def _check_on_card(request: Any, options: UpOptions, reporter: "Reporter") -> "VerifyReport | None":
+    """The quick check where a card is there and no former pass still holds; None where nothing was checked."""
+    from provisioner.environment.site import find_site
+    from provisioner.provisioning.verification import record_skip, verify_if_needed
+
+    if request.bare:
+        return None
+    site = find_site(request.venv, request.recipe.distribution)
+    if options.no_verify:
+        record_skip(site)
+        return None
+    return verify_if_needed(site, request.recipe, gpu=options.gpu, environ=os.environ, reporter=reporter)
+
+
+def _summarize(checked: "VerifyReport | None") -> dict[str, Any] | None:
+    from provisioner.gpu.report import summarize
+
+    return summarize(checked) if checked is not None else None
+
+
+def _exit_code(checked: "VerifyReport | None") -> int:
+    """A check that could not be made does not spoil the environment; one that failed does."""
+    from provisioner.gpu.report import Verdict
+
+    return 0 if checked is None or checked.verdict is Verdict.NOT_RUN else checked.verdict.exit_code
