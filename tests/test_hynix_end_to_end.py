@@ -412,6 +412,14 @@ def test_a_wheel_of_another_commit_is_refused(machine: Machine, capsys: pytest.C
     assert not machine.venv.exists()
 
 
+def test_a_wheel_that_disagrees_with_its_name_is_reported(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    contents = {**FILES, "vllm/_version.py": version_file(VERSION, COMMIT)}
+    data = wheel_bytes(contents, version=VERSION, metadata_version="0.26.1rc1.dev1023")
+    machine.index.add_build(COMMIT, {wheel_filename(VERSION): data})
+    assert machine.hynix("--bare") != 0
+    assert "says in its METADATA that it is version 0.26.1rc1.dev1023" in capsys.readouterr().err
+
+
 @pytest.mark.network
 def test_status_judges_the_fix_on_real_files(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     settings = read_settings(USER_ENVIRON, USER_HOME, cache=find_home(os.environ).cache)

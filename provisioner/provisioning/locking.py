@@ -31,7 +31,7 @@ from provisioner.progress import Reporter
 from provisioner.provisioning.checks import parse_build
 from provisioner.recipe import Build, CommitBuild, Recipe, ReleaseBuild
 from provisioner.wheels.lazy import LocalWheel, Wheel
-from provisioner.wheels.names import Candidate, Target, choose
+from provisioner.wheels.names import Candidate, Target, choose, metadata_version
 from provisioner.wheels.settings import IndexSettings
 from provisioner.wheels.source import CommitSpec, ReleaseSpec, Spec, candidates, fetch_wheel, open_wheel, public_url
 from provisioner.wheels.transport import Transport
@@ -69,6 +69,7 @@ def make_lock(request: LockRequest, settings: IndexSettings, uv: uv_room.Uv, rep
         held.callback(wheel.close)
         reporter.stage("read what the build is")
         described = describe_wheel(request, candidate, wheel)
+        _warn_of_versions(candidate, wheel, reporter)
         moment = resolution_time(request, candidate)
         reporter.stage("resolve its dependencies")
         requirements = _resolve(request, candidate, settings, uv, moment)
@@ -145,6 +146,13 @@ def describe_wheel(request: LockRequest, candidate: Candidate, wheel: Wheel) -> 
         record=digest_of(wheel.record_text().encode()),
         files={path: digest for path, digest in shipped.items() if digest is not None},
     )
+
+
+def _warn_of_versions(candidate: Candidate, wheel: Wheel, reporter: Reporter) -> None:
+    """An installer that compares the two takes such a wheel for another one at every run."""
+    told = metadata_version(wheel.metadata_text())
+    if told != candidate.version:
+        reporter.warn(f"{candidate.filename} says in its METADATA that it is version {told}")
 
 
 def resolution_time(request: LockRequest, candidate: Candidate) -> datetime | None:

@@ -2,14 +2,14 @@
 
 Every entry is written under a temporary name and renamed, so parallel processes see whole entries or none; a broken one
 is dropped and read anew. The folder is kept under its bound by dropping what was used longest ago.
+
+Locks and whatever else a warm read does not need are imported where they are used.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-import secrets
-import shutil
 import threading
 import time
 import zlib
@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import filelock
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import CannotObtainError
@@ -110,6 +108,8 @@ class WheelCache:
 
         Raises CannotObtainError where another process fills it for longer than ``wait`` seconds.
         """
+        import filelock
+
         folder = self.wheel_folder(key)
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -135,6 +135,8 @@ class WheelCache:
             written, self._written = self._written, 0
         if not written:
             return
+        import filelock
+
         with contextlib.suppress(filelock.Timeout, OSError), filelock.FileLock(self.root / ".trim", timeout=0):
             trim_folder(self.root, self._limit)
 
@@ -144,7 +146,7 @@ class WheelCache:
 
     def _write(self, path: Path, data: bytes) -> None:
         """A full or read-only disk costs the cache, never the run."""
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(data)
@@ -204,6 +206,8 @@ def summarize_cache(root: Path) -> CacheSummary:
 
 def clear_cache(root: Path) -> CacheSummary:
     """Remove every entry and tell what was there. Only the folders that a cache has are touched."""
+    import shutil
+
     summary = summarize_cache(root)
     for kind in _KINDS:
         shutil.rmtree(root / kind, ignore_errors=True)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from provisioner.errors import CannotObtainError, NetworkError, NoSuchBuildError
 from provisioner.wheels.settings import IndexSettings
 from provisioner.wheels.transport import Transport
+
+if TYPE_CHECKING:
+    import subprocess
 
 _GIT_SECONDS = 30.0
 
@@ -141,6 +143,8 @@ def _standing_in_clone(clone: Path, commit: str) -> Standing:
 
 
 def _run_git(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    import subprocess
+
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         return subprocess.run(

@@ -8,10 +8,8 @@ and by RECORD's digest, and kept in the cache where there is one.
 from __future__ import annotations
 
 import io
-import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -279,6 +277,8 @@ class RemoteWheel(_ZippedWheel):
             return self._whole._load_spans(wanted)
         if len(wanted) < 2:
             return [self._fetch(start, stop) for start, stop in wanted]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(_READERS, len(wanted)), thread_name_prefix="wheel") as pool:
             return list(pool.map(lambda span: self._fetch(*span), wanted))
 
@@ -327,6 +327,8 @@ class RemoteWheel(_ZippedWheel):
 
     def _download_file(self) -> Path:
         if self._cache is None:
+            import tempfile
+
             folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="provision-")))
             return self._transport.download(
                 self._url, folder / self.filename, expected=self._sha256, size=self._size, progress=self._progress

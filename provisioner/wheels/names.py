@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import BuildTag, InvalidWheelFilename, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import Digest
 from provisioner.errors import InvalidInputError, NoCompatibleWheelError
@@ -125,6 +125,20 @@ def without_variant(version: Version) -> Version:
     """``version`` with its local part reduced to the commit."""
     commit = commit_of(version)
     return Version(f"{version.public}+g{commit}" if commit else version.public)
+
+
+def metadata_version(text: str) -> Version | None:
+    """The version that the text of a METADATA tells; None where it tells none."""
+    for line in text.splitlines():
+        if not line:
+            break
+        name, _, value = line.partition(":")
+        if name.lower() == "version":
+            try:
+                return Version(value.strip())
+            except InvalidVersion:
+                return None
+    return None
 
 
 def choose(candidates: Iterable[Candidate], target: Target, *, variant: str | None = None) -> Choice:

@@ -1,11 +1,7 @@
 """Which indexes are asked, and how patiently; read once, at the edge, from the environment and the user's files."""
 
-import ast
-import configparser
-import importlib.util
 import os
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +100,9 @@ def default_pypi_url() -> str:
     Taken from its source as text: importing it brings pydantic and an HTML parser, half a second that most runs need
     for nothing.
     """
+    import ast
+    import importlib.util
+
     spec = importlib.util.find_spec("pypi_simple")
     if spec is None or spec.origin is None:
         raise CannotObtainError(
@@ -167,6 +166,10 @@ def _uv_files(environ: Mapping[str, str], home: Path) -> Iterator[Path]:
 
 
 def _uv_index(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    import tomllib
+
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
@@ -195,6 +198,10 @@ def _pip_files(environ: Mapping[str, str], home: Path) -> Iterator[Path]:
 
 
 def _pip_index(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    import configparser
+
     parser = configparser.RawConfigParser()
     try:
         parser.read_string(path.read_text(encoding="utf-8"))

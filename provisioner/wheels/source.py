@@ -1,8 +1,6 @@
 """Where a build's wheels are: releases on PyPI, commit builds and nightlies on the vLLM index, folders and files."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -273,6 +271,8 @@ def _read_release_page(url: str, asking: Asking) -> tuple[Candidate, ...]:
 
 
 def _find_listed(path: Path, asking: Asking, known: tuple[str, ...]) -> Found:
+    from concurrent.futures import ThreadPoolExecutor
+
     commits = read_commit_list(path)
     with ThreadPoolExecutor(_ASKERS, thread_name_prefix="commit") as pool:
         results = list(pool.map(lambda commit: _find_one(commit, asking, known), commits))
@@ -370,5 +370,7 @@ def _checked_commit(text: str, where: str) -> str:
 
 
 def _digest_of_file(path: Path) -> Digest:
+    import hashlib
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

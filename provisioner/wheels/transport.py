@@ -8,10 +8,8 @@ host alone and never shown.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import hashlib
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -232,6 +230,8 @@ class Transport:
         )
 
     def _pause(self, number: int, failure: _TryAgainError, url: str) -> float:
+        import random
+
         if failure.after is None:
             return float(self._settings.backoff * 2**number * random.uniform(0.75, 1.25))
         if failure.after > self._settings.longest_wait:
@@ -454,6 +454,8 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return float(text)
     if not text:
         return None
+    import email.utils
+
     try:
         moment = email.utils.parsedate_to_datetime(text)
     except ValueError:

@@ -12,6 +12,7 @@ from provisioner.wheels.names import (
     choose,
     choose_each,
     commit_of,
+    metadata_version,
     parse_wheel_name,
     sift,
     variant_of,
@@ -129,3 +130,15 @@ def test_platforms_agree_with_packaging_on_this_machine() -> None:
         fitting, rejected = sift([candidate("1.0", str(tag))], target)
         assert fitting, rejected
     assert not sift([candidate("1.0", f"cp38-abi3-manylinux_2_{max(minors) + 1}_{arch}")], target)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Metadata-Version: 2.4\nName: vllm\nVersion: 0.26.1rc1.dev1024+g1fe3a1571\n\nVersion: 2\n", NIGHTLY),
+        ("Name: vllm\n\nVersion: 2\n", None),
+        ("Version: soon\n", None),
+    ],
+)
+def test_the_version_that_metadata_tells(text: str, version: str | None) -> None:
+    assert metadata_version(text) == (Version(version) if version else None)
