@@ -34,6 +34,7 @@ ENTRIES = (
     Entry(name="revert", module="revert", function="revert", panel="Environment"),
     Entry(name="lock", module="lock", function="lock", panel="Environment"),
     Entry(name="drift", module="drift", function="drift", panel="Patches"),
+    Entry(name="drift-issue", module="drift_issue", function="drift_issue", panel="Patches"),
     Entry(name="verify", module="verify", function="verify", panel="Environment"),
     Entry(name="serve", module="serve", function="serve", panel="Serving"),
     Entry(name="doctor", module="doctor", function="doctor", panel="Serving"),

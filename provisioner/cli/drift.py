@@ -23,6 +23,12 @@ def drift(
         list[str] | None,
         typer.Option(help="nightly, commit:SHA, commits:FILE, pypi, pypi:VERSION, pypi:RANGE, a wheel or a folder."),
     ] = None,
+    patches: Annotated[
+        list[Path] | None,
+        typer.Option(help="Patches of your own: a file, or a folder in its order.", metavar="DIR|FILE"),
+    ] = None,
+    root: Annotated[str, typer.Option(help="What paths in those patches are relative to, such as vllm.")] = "",
+    strip: Annotated[int | None, typer.Option(help="How many leading folders of their paths to drop.")] = None,
     last: Annotated[int | None, typer.Option(min=1, help="Only the newest N builds.")] = None,
     bisect: Annotated[
         tuple[str, str] | None,
@@ -46,7 +52,8 @@ def drift(
     wanted = "json" if as_json else form
     if wanted not in FORMS:
         raise typer.BadParameter(f"one of {', '.join(FORMS)}", param_hint="--format")
-    task = _prepare(recipes or [], against or ["pypi"], last, variant or [], build_variant, index_url)
+    own = _own_patches(patches or [], root, strip)
+    task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url)
     with open_reporter() as reporter:
         reporter.stage(f"judge {len(task.builds)} builds")
         if bisect is not None:
@@ -63,8 +70,15 @@ class _Task:
     against: tuple[str, ...]
 
 
+def _own_patches(patches: list[Path], root: str, strip: int | None) -> "list[Subject]":
+    from provisioner.drift.subjects import stack_subject
+
+    return [stack_subject(patches, root=root, strip=strip)] if patches else []
+
+
 def _prepare(
     names: list[str],
+    own: "list[Subject]",
     against: list[str],
     last: int | None,
     frozen: list[str],
@@ -78,9 +92,9 @@ def _prepare(
 
     settings = read_context(index_url).settings()
     texts = parse_frozen(frozen)
-    chosen = [open_recipe(name) for name in names] or all_recipes()
+    chosen = [open_recipe(name) for name in names] if names or own else all_recipes()
     return _Task(
-        subjects=tuple(recipe_subject(recipe, texts) for recipe in chosen),
+        subjects=(*(recipe_subject(recipe, texts) for recipe in chosen), *own),
         builds=find_builds(against, settings, last=last, variant=build_variant),
         settings=settings,
         against=tuple(against),

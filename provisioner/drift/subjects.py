@@ -1,15 +1,19 @@
 """What is judged: recipes' series from the store, or patches from files and folders."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from packaging.version import Version
 
 from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
 from provisioner.patching.model import SeriesPatch
+from provisioner.patching.stack import Reading
 from provisioner.patching.store import load_series_patch, open_stored_patch
 from provisioner.provisioning.series import RecipeSeries
+from provisioner.provisioning.sources import Wanted, read_sources
 from provisioner.provisioning.store import open_series
 from provisioner.recipe import Recipe
 from provisioner.resources import patches_folder
@@ -22,6 +26,22 @@ def recipe_subject(recipe: Recipe, frozen: Mapping[str, Version]) -> Subject:
         return _freeze(open_series(recipe, version), frozen)
 
     return Subject(name=recipe.name, series_for=series_for, responses=recipe.drift)
+
+
+def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None) -> Subject:
+    """Patches from files and folders as one required series, called by the first one's name.
+
+    A folder of the store's form gives, on every build, its variant for that version.
+    """
+    wanted = Wanted(names=tuple(map(str, patches)), reading=Reading(strip=strip, root=root))
+
+    @functools.cache
+    def series_for(version: Version) -> RecipeSeries:
+        sources = read_sources(wanted, version)
+        policies = {source.id: source.policy for source in sources}
+        return RecipeSeries(patches=tuple(source.series for source in sources), policies=policies)
+
+    return Subject(name=patches[0].stem, series_for=series_for, responses={})
 
 
 def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:

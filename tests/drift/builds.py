@@ -42,11 +42,14 @@ def build(version: str, ops: bytes | None) -> bytes:
 
 
 def subject(
-    policy: PatchPolicy = PatchPolicy.REQUIRED, responses: Mapping[str, DriftResponse] | None = None
+    policy: PatchPolicy = PatchPolicy.REQUIRED,
+    responses: Mapping[str, DriftResponse] | None = None,
+    *,
+    name: str = "small",
 ) -> Subject:
     patch = SeriesPatch(patch=parse_patch(PATCH, id="bounds", source="bounds.patch"))
 
     def series_for(_: Version) -> RecipeSeries:
         return RecipeSeries(patches=(patch,), policies={"bounds": policy})
 
-    return Subject(name="small", series_for=series_for, responses=responses or {})
+    return Subject(name=name, series_for=series_for, responses=responses or {})

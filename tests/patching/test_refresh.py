@@ -1,0 +1,113 @@
+"""Three-way refresh with git's real merge, on small files."""
+
+from pathlib import Path
+
+import pytest
+
+from provisioner.errors import ConflictError
+from provisioner.patching.diff import parse_patch, print_patch
+from provisioner.patching.hunks import apply_change
+from provisioner.patching.model import SeriesPatch
+from provisioner.patching.refresh import Fate, refresh_patch
+from provisioner.provisioning.merging import merge_with_git
+from provisioner.provisioning.refreshing import continue_refresh, prove_refresh, write_conflicts
+
+BASE = b"".join(b"line %d\n" % number for number in range(1, 21))
+PATCH = b"""\
+--- a/m/a.py
++++ b/m/a.py
+@@ -2,3 +2,4 @@
+ line 2
+ line 3
++added = 1
+ line 4
+@@ -16,3 +17,3 @@
+ line 16
+-line 17
++changed = 17
+ line 18
+"""
+ITEM = SeriesPatch(patch=parse_patch(PATCH, id="p", source="p.patch"))
+
+
+def refresh(new: bytes | None, *, moved: dict[str, str] | None = None):
+    target = (moved or {}).get("m/a.py", "m/a.py")
+    return refresh_patch(ITEM, {"m/a.py": BASE}, {target: new}, moved or {}, merge_with_git)
+
+
+def apply_to(patch, content: bytes) -> bytes | None:
+    (change,) = patch.changes
+    applied = apply_change(content, change)
+    return getattr(applied, "content", None)
+
+
+def test_an_unchanged_build_gives_the_same_change():
+    found = refresh(BASE)
+    assert found.files[0].fate is Fate.CARRIED
+    assert found.lost == ()
+    assert apply_to(found.patch, BASE) == found.files[0].merged
+
+
+def test_changed_surroundings_are_merged_and_exact_afterwards():
+    new = b"# above\n" + BASE.replace(b"line 15\n", b"line fifteen\n")
+    found = refresh(new)
+    assert found.lost == ()
+    assert b"line fifteen" in print_patch(found.patch)
+    item = prove_refresh(found, found.patch)
+    assert apply_to(item.patch, new) == found.files[0].merged
+
+
+def test_a_hunk_that_upstream_has_is_no_loss_but_is_told():
+    new = BASE.replace(b"line 17\n", b"changed = 17\n")
+    found = refresh(new)
+    assert found.files[0].fate is Fate.CARRIED
+    assert found.lost == ("m/a.py: -line 17", "m/a.py: +changed = 17")
+
+
+def test_a_patch_that_upstream_has_whole_is_a_no_op():
+    merged = refresh(BASE).files[0].merged
+    found = refresh(merged + b"more\n")
+    assert found.files[0].fate is Fate.MERGED_UPSTREAM
+    assert found.patch is None
+    assert found.lost == ()
+
+
+def test_a_moved_file_is_followed():
+    found = refresh(BASE, moved={"m/a.py": "n/b.py"})
+    assert found.files[0].fate is Fate.MOVED
+    assert b"+++ b/n/b.py" in print_patch(found.patch)
+
+
+def test_a_file_that_is_gone_loses_its_lines_and_says_so():
+    found = refresh(None)
+    assert found.files[0].fate is Fate.TARGET_MISSING
+    assert found.patch is None
+    assert len(found.lost) == 3
+
+
+def test_a_real_conflict_waits_for_a_person(tmp_path: Path):
+    new = BASE.replace(b"line 17\n", b"line seventeen\n")
+    found = refresh(new)
+    assert [file.fate for file in found.files] == [Fate.CONFLICT]
+    write_conflicts(found, tmp_path)
+    place = tmp_path / "merged" / "m" / "a.py"
+    assert b"<<<<<<< new build" in place.read_bytes()
+    assert (tmp_path / "versions" / "base" / "m" / "a.py").read_bytes() == BASE
+    with pytest.raises(ConflictError, match="not merged yet"):
+        continue_refresh(ITEM, found, tmp_path)
+    place.write_bytes(new.replace(b"line 3\n", b"line 3\nadded = 1\n").replace(b"line seventeen\n", b"changed = 17\n"))
+    done = continue_refresh(ITEM, found, tmp_path)
+    assert done.lost == ("m/a.py: -line 17",)
+    assert prove_refresh(done, done.patch).patch == done.patch
+
+
+def test_a_patch_that_never_fitted_its_own_base_is_refused():
+    with pytest.raises(ConflictError, match="cut against"):
+        refresh_patch(ITEM, {"m/a.py": b"other\n"}, {"m/a.py": BASE}, {}, merge_with_git)
+
+
+def test_the_users_git_configuration_does_not_matter(monkeypatch: pytest.MonkeyPatch, own_home: Path):
+    (own_home / ".gitconfig").write_text("[merge]\n\tconflictStyle = nonsense\n[core]\n\tautocrlf = true\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(own_home / ".gitconfig"))
+    result = merge_with_git(b"a\r\nb\n", b"a\r\nB\n", b"x\na\r\nb\n")
+    assert (result.content, result.conflicts) == (b"x\na\r\nB\n", 0)
