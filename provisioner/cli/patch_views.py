@@ -92,12 +92,14 @@ def judgement_rows(verdict: SeriesVerdict) -> Iterator[tuple[str, str, str, str]
 def _file_detail(file: FileVerdict) -> str:
     if file.moved_to:
         return f"moved to {file.moved_to}"
-    if file.why or file.verdict not in _CHANGING:
+    if file.why or (file.verdict not in _CHANGING and file.verdict is not Verdict.APPLIED):
         return file.why
+    if file.before == file.after:
+        return "permissions"
     return f"{_short(file.before)} -> {_short(file.after)}"
 
 
-_CHANGING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET, Verdict.APPLIED})
+_CHANGING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
 
 
 def _is_remarkable(hunk: HunkVerdict, file: FileVerdict) -> bool:
@@ -118,7 +120,8 @@ def _hunk_detail(hunk: HunkVerdict) -> str:
 def outcome_rows(outcomes: "Sequence[FileOutcome]") -> Iterator[tuple[str, str, str]]:
     """File, digest before, digest after."""
     for outcome in outcomes:
-        yield outcome.path, _short(outcome.before), _short(outcome.after)
+        after = "permissions" if outcome.before == outcome.after else _short(outcome.after)
+        yield outcome.path, _short(outcome.before), after
 
 
 def edit_text(edit: ForeignEdit) -> str:
@@ -198,7 +201,7 @@ def _short(digest: str | None) -> str:
 def judgement_hints(judgement: Judgement) -> Iterator[str]:
     """What to run next where something stands in the way or could be known better."""
     hunks = [hunk for patch in judgement.verdict.patches for file in patch.files for hunk in file.hunks]
-    blind = sum(SCOPE_UNKNOWN in hunk.why for hunk in hunks)
+    blind = sum(SCOPE_UNKNOWN in hunk.why and hunk.verdict in _CHANGING for hunk in hunks)
     if blind:
         yield (
             f"{blind} of {len(hunks)} hunks are placed by their text alone; to tell in which class or function each "

@@ -127,14 +127,20 @@ def resolve_target(site_packages: Path, path: str) -> Path:
     return site_packages / pure
 
 
-def read_image(target: Path, *, filesystem: FileSystem) -> tuple[Image, bytes] | None:
-    """The image and the bytes of a regular file; None where nothing has that name.
+def refusal_of(site_packages: Path, path: str) -> str | None:
+    """Why a transaction would not touch ``path``, whatever stands there; None where nothing speaks against it."""
+    try:
+        target = resolve_target(site_packages, path)
+        _require_regular(target)
+    except RefusedTargetError as error:
+        return error.what
+    return None
 
-    Raises RefusedTargetError for anything that is not a regular file, a symlink above all.
-    """
+
+def _require_regular(target: Path) -> os.stat_result | None:
     try:
         status = target.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     if stat.S_ISLNK(status.st_mode):
         raise RefusedTargetError(
@@ -143,7 +149,18 @@ def read_image(target: Path, *, filesystem: FileSystem) -> tuple[Image, bytes] |
             hints=("install the package again with uv's --link-mode copy",),
         )
     if not stat.S_ISREG(status.st_mode):
-        raise RefusedTargetError("not a regular file", where=str(target))
+        raise RefusedTargetError("what stands there is not a regular file", where=str(target))
+    return status
+
+
+def read_image(target: Path, *, filesystem: FileSystem) -> tuple[Image, bytes] | None:
+    """The image and the bytes of a regular file; None where nothing has that name.
+
+    Raises RefusedTargetError for anything that is not a regular file, a symlink above all.
+    """
+    status = _require_regular(target)
+    if status is None:
+        return None
     content = filesystem.read(target)
     return _image_of(status, digest_of(content)), content
 

@@ -1,6 +1,7 @@
 """The facts that judging needs, read from an environment: only the files that the series touches, and RECORD."""
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -71,7 +72,10 @@ def _with_pristine(facts: FileFacts, pristine: bytes) -> FileFacts:
 
 
 def _read(path: Path) -> tuple[bytes | None, int | None]:
+    """Bytes and permission bits of a file; nothing where there is none. A pipe is never opened: that could wait."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return None, None
         with path.open("rb") as stream:
             return stream.read(), os.fstat(stream.fileno()).st_mode & 0o7777
     except (FileNotFoundError, NotADirectoryError):

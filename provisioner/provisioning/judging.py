@@ -10,6 +10,7 @@ from provisioner.digests import Digest, digest_of
 from provisioner.environment.site import Site
 from provisioner.errors import CannotObtainError
 from provisioner.patching.diff import parse_patch, print_patch
+from provisioner.patching.files import refusal_of
 from provisioner.patching.gather import PristineSource, gather_facts, shipped_facts
 from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.model import (
@@ -17,6 +18,7 @@ from provisioner.patching.model import (
     Cut,
     FileFacts,
     HunkVerdict,
+    PatchVerdict,
     SeriesPatch,
     SeriesVerdict,
     Verdict,
@@ -149,9 +151,29 @@ def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judg
             verdict = judge_by_policy(sources, facts, tree.site.record)
         except CannotObtainError as error:
             notes.append(f"the files as shipped could not be read, so less is known: {error}")
+    verdict = _refuse_targets(tree.site, verdict)
     if is_interrupted(tree.site.state_dir):
         notes.append("a change of these files is going on or was interrupted; the next apply or revert puts it right")
     return _judgement(tree, verdict, facts, sources, notes)
+
+
+def _refuse_targets(site: Site, verdict: SeriesVerdict) -> SeriesVerdict:
+    """The verdict with a conflict where a file would be changed that a transaction refuses: a symbolic link, say."""
+    patches = tuple(_refuse_files(site, patch) for patch in verdict.patches)
+    return verdict if patches == verdict.patches else replace(verdict, patches=patches)
+
+
+def _refuse_files(site: Site, patch: PatchVerdict) -> PatchVerdict:
+    files = []
+    for file in patch.files:
+        why = refusal_of(site.site_packages, file.path) if file.verdict in _CHANGING else None
+        files.append(replace(file, verdict=Verdict.CONFLICT, why=why) if why else file)
+    if tuple(files) == patch.files:
+        return patch
+    return replace(patch, files=tuple(files), verdict=Verdict.CONFLICT, why="a file cannot be written to")
+
+
+_CHANGING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
 
 
 def _judgement(

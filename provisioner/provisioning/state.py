@@ -67,7 +67,11 @@ def read_receipt(state_dir: Path) -> Receipt | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
-    return parse_receipt(text, where=str(path))
+    try:
+        return parse_receipt(text, where=str(path))
+    except InvalidReceiptError as error:
+        error.hints += (f"files are judged by their bytes, not by the receipt: rm {path}",)
+        raise
 
 
 def write_receipt(state_dir: Path, receipt: Receipt) -> None:

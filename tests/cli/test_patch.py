@@ -693,10 +693,47 @@ def test_a_symlinked_file_is_refused(desk: Desk) -> None:
     shutil.move(desk.site / "demo/two.py", real)
     (desk.site / "demo/two.py").symlink_to(real)
     patch = desk.patch("a", two=[(b"value = 1", b"value = 10")])
-    result = desk.run("apply", patch)
-    assert result.code == 5
-    assert "symbolic link" in result.err
+    for command in ("check", "apply"):
+        result = desk.run(command, patch)
+        assert result.code == 5
+        assert "symbolic link" in result.out
     assert real.read_bytes() == FILES["demo/two.py"]
+
+
+def test_what_is_no_file_is_a_conflict_and_never_opened(desk: Desk) -> None:
+    inside = desk.write("a", b"--- /dev/null\n+++ b/demo/two.py/x.py\n@@ -0,0 +1 @@\n+x\n")
+    folder = desk.write("b", b"--- /dev/null\n+++ b/demo/sub\n@@ -0,0 +1 @@\n+x\n")
+    pipe = desk.write("c", b"--- a/demo/pipe.py\n+++ b/demo/pipe.py\n@@ -0,0 +1 @@\n+x\n")
+    os.mkfifo(desk.site / "demo/pipe.py")
+    for patch in (inside, folder, pipe):
+        for command in ("check", "apply"):
+            result = desk.run(command, patch)
+            assert (result.code, "conflict" in result.out) == (5, True), result.err
+
+
+def test_a_change_of_permissions_alone(desk: Desk) -> None:
+    patch = desk.write("a", b"diff --git a/demo/two.py b/demo/two.py\nold mode 100644\nnew mode 100755\n")
+    before = desk.state()
+    result = desk.run("apply", patch)
+    assert (result.code, "permissions" in result.out) == (0, True)
+    assert desk.state()["demo/two.py"][1] & 0o777 == 0o755
+    assert "nothing to do" in desk.run("apply", patch).out
+    assert desk.run("revert").code == 0
+    assert desk.state() == before
+
+
+def test_a_torn_receipt_is_an_error_that_says_what_to_do(desk: Desk) -> None:
+    patch = desk.patch("a", two=[(b"value = 1", b"value = 10")])
+    assert desk.run("apply", patch).code == 0
+    receipt = desk.site / ".provision/receipt.json"
+    receipt.write_text(receipt.read_text()[:100])
+    result = desk.run("check", patch)
+    assert (result.code, f"hint: files are judged by their bytes, not by the receipt: rm {receipt}" in result.err) == (
+        3,
+        True,
+    )
+    receipt.unlink()
+    assert desk.check(patch).verdicts() == {"a": "applied"}
 
 
 def test_only_files_of_the_series_and_record_are_read(desk: Desk) -> None:
