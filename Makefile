@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Without an argument pip follows the user's own settings: index, mirror, find-links, proxy, certificate.
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: install dev test test-fast check format lint types bench wheel clean
+.PHONY: install dev test test-fast check format lint types bench docs wheel clean
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
@@ -39,6 +39,9 @@ types: dev
 
 bench: dev
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+docs: install
+	$(BIN)/python docs/update_drift.py
 
 wheel: install
 	$(BIN)/uv build --wheel --out-dir dist --python $(BIN)/python

@@ -29,6 +29,9 @@ def drift(
     ] = None,
     root: Annotated[str, typer.Option(help="What paths in those patches are relative to, such as vllm.")] = "",
     strip: Annotated[int | None, typer.Option(help="How many leading folders of their paths to drop.")] = None,
+    cut_against: Annotated[
+        str | None, typer.Option(help="The release that those patches were cut against.", metavar="VERSION")
+    ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="Only the newest N builds.")] = None,
     bisect: Annotated[
         tuple[str, str] | None,
@@ -52,7 +55,7 @@ def drift(
     wanted = "json" if as_json else form
     if wanted not in FORMS:
         raise typer.BadParameter(f"one of {', '.join(FORMS)}", param_hint="--format")
-    own = _own_patches(patches or [], root, strip)
+    own = _own_patches(patches or [], root, strip, cut_against, index_url)
     task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url)
     with open_reporter() as reporter:
         reporter.stage(f"judge {len(task.builds)} builds")
@@ -70,10 +73,22 @@ class _Task:
     against: tuple[str, ...]
 
 
-def _own_patches(patches: list[Path], root: str, strip: int | None) -> "list[Subject]":
+def _own_patches(
+    patches: list[Path], root: str, strip: int | None, cut_against: str | None, index_url: str | None
+) -> "list[Subject]":
+    from provisioner.cli.context import read_context
+    from provisioner.drift.builds import find_builds
     from provisioner.drift.subjects import stack_subject
+    from provisioner.wheels.source import open_wheel
 
-    return [stack_subject(patches, root=root, strip=strip)] if patches else []
+    if not patches:
+        return []
+    base = None
+    if cut_against is not None:
+        settings = read_context(index_url).settings()
+        (found,) = find_builds([f"pypi:{cut_against}"], settings, last=1)
+        base = open_wheel(found, settings)
+    return [stack_subject(patches, root=root, strip=strip, base=base)]
 
 
 def _prepare(

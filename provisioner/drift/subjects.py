@@ -12,11 +12,13 @@ from provisioner.errors import UsageError
 from provisioner.patching.model import SeriesPatch
 from provisioner.patching.stack import Reading
 from provisioner.patching.store import load_series_patch, open_stored_patch
+from provisioner.provisioning.judging import cut_against
 from provisioner.provisioning.series import RecipeSeries
 from provisioner.provisioning.sources import Wanted, read_sources
 from provisioner.provisioning.store import open_series
 from provisioner.recipe import Recipe
 from provisioner.resources import patches_folder
+from provisioner.wheels.lazy import Wheel
 
 
 def recipe_subject(recipe: Recipe, frozen: Mapping[str, Version]) -> Subject:
@@ -28,16 +30,19 @@ def recipe_subject(recipe: Recipe, frozen: Mapping[str, Version]) -> Subject:
     return Subject(name=recipe.name, series_for=series_for, responses=recipe.drift)
 
 
-def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None) -> Subject:
+def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None, base: Wheel | None) -> Subject:
     """Patches from files and folders as one required series, called by the first one's name.
 
-    A folder of the store's form gives, on every build, its variant for that version.
+    A folder of the store's form gives, on every build, its variant for that version. ``base`` is the wheel that loose
+    patches were cut against, from which the scopes of their hunks are learnt.
     """
     wanted = Wanted(names=tuple(map(str, patches)), reading=Reading(strip=strip, root=root))
 
     @functools.cache
     def series_for(version: Version) -> RecipeSeries:
         sources = read_sources(wanted, version)
+        if base is not None:
+            sources = cut_against(sources, base)
         policies = {source.id: source.policy for source in sources}
         return RecipeSeries(patches=tuple(source.series for source in sources), policies=policies)
 
