@@ -28,6 +28,7 @@ from provisioner.provisioning.status import read_status
 from provisioner.provisioning.store import open_series
 from provisioner.recipe import Recipe, parse_recipe
 from provisioner.resources import patches_folder
+from provisioner.serving.doctor.builds import Build, read_build
 from provisioner.wheels.names import Target, choose
 from provisioner.wheels.settings import read_settings
 from provisioner.wheels.source import candidates, open_wheel, parse_spec
@@ -214,10 +215,12 @@ def test_a_rebuilt_environment_is_taken_over_and_gets_the_same_bytes(yard: Yard)
 def test_the_shell_way_is_recognized_as_applied(yard: Yard) -> None:
     obtain_checkout(yard.recipe.fork, yard.wish(), Silence())
     rebuild(yard)
+    assert read_build(yard.venv) == Build(version=RELEASE, patches=frozenset())
     for patch in sorted((yard.folder / "patches").glob("*.patch"), key=lambda path: path.name):
         command = ["patch", "-p1", "-s", "--no-backup-if-mismatch", "-d", str(yard.packages / "vllm"), "-i", str(patch)]
         subprocess.run(command, check=True, timeout=30)
     assert _read(yard.packages / SCHEDULER) == yard.stack.files[SCHEDULER]
+    assert read_build(yard.venv) == Build(version=RELEASE, patches=frozenset({"pr50021-gdn-spec-bounds"}))
     outcome = yard.run()
     found = verdicts(outcome.verdict)
     assert found["fork/0001-first"] == "applied"

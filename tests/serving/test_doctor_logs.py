@@ -65,6 +65,8 @@ def test_a_healthy_log_shows_nothing():
         (["kernel: NVRM: Xid (PCI:0000:81:00): 31, pid=13332, name=python3, Ch 00000010"], "xid-31"),
         (["kernel: NVRM: Xid (PCI:0000:82:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."],
          "xid-79"),
+        (["kernel: NVRM: The NVIDIA GPU 0000:82:00.0 (PCI ID: 10de:20c2)", "kernel: NVRM: installed in this system has",
+          "kernel: NVRM: fallen off the bus and is not responding to commands."], "xid-79"),
     ],
 )  # fmt: skip
 def test_each_symptom_is_found_with_its_line(lines, id_):

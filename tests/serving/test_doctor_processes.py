@@ -7,11 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from provisioner.gpu.devices import read_inventory
+from provisioner.serving.doctor.builds import Build, read_build
 from provisioner.serving.doctor.processes import Server, find_servers, judge_origin, judge_server, parse_command
 from provisioner.serving.findings import Severity
+from provisioner.serving.rules import GDN_PATCH
 from tests.gpu.fake_nvml import FakeCard, FakeNvml
+from tests.serving.environments import make_environment
 
 TWO_CARDS = read_inventory(FakeNvml(cards=[FakeCard(), FakeCard(uuid="GPU-2", bus="00000000:83:00.0")]))
 TRIO = "--enable-prefix-caching --async-scheduling --max-num-batched-tokens 8192 --max-num-scheduled-tokens 8192"
@@ -117,6 +121,35 @@ def test_a_server_in_the_wrong_folder(tmp_path):
 )
 def test_a_server_without_a_key(tmp_path, words, environ, found):
     assert ids(make_server(tmp_path, words, environ=environ)) == found
+
+
+MTP = 'm --speculative-config {"method":"mtp","num_speculative_tokens":3}'
+
+
+@pytest.mark.parametrize(
+    ("build", "found"),
+    [
+        (Build(version=Version("0.27.1"), patches=frozenset()), ["gdn-patch"]),
+        (Build(version=Version("0.27.1"), patches=frozenset({GDN_PATCH})), []),
+        (Build(version=Version("0.27.1"), patches=None), []),
+        (Build(version=Version("0.32.0"), patches=frozenset()), []),
+        (None, []),
+    ],
+)
+def test_a_server_that_is_not_the_patched_build(tmp_path, build, found):
+    assert ids(make_server(tmp_path, MTP), build=build) == found
+
+
+def test_what_build_an_environment_holds(tmp_path):
+    packages = make_environment(tmp_path / "venv")
+    assert read_build(tmp_path / "venv") == Build(
+        version=Version("0.27.1"), patches=frozenset({GDN_PATCH, "sm80-cpu-repack"})
+    )
+    assert read_build(tmp_path) is None
+    # Without a receipt the files are asked; these are no state of the patch.
+    (tmp_path / "venv" / ".provision" / "receipt.json").unlink()
+    assert (packages / "vllm").is_dir()
+    assert read_build(tmp_path / "venv") == Build(version=Version("0.27.1"), patches=None)
 
 
 def test_another_environment_that_serves(tmp_path):

@@ -19,6 +19,7 @@ from provisioner.serving.cards import (
     judge_probe,
     read_kernel_log,
 )
+from provisioner.serving.doctor.builds import read_build
 from provisioner.serving.doctor.imports import judge_imports, judge_venv, view_imports, view_venv
 from provisioner.serving.doctor.logs import read_log
 from provisioner.serving.doctor.metrics import judge_prefix_cache
@@ -201,7 +202,9 @@ def _check_servers(servers: Sequence[Server], targets: Sequence[Target], invento
         return skipped("servers", title, "no vLLM server runs here (or its command line is hidden)")
     findings: list[Finding] = []
     for server in servers:
-        findings += judge_server(server, inventory=inventory, memory_vendor=_vendor_of(server, inventory))
+        build = read_build(server.venv) if server.venv is not None else None
+        vendor = _vendor_of(server, inventory)
+        findings += judge_server(server, inventory=inventory, memory_vendor=vendor, build=build)
         if len(targets) == 1:
             findings += judge_origin(server, targets[0].venv)
     looked = ", ".join(f"{server.pid} at {server.address}" for server in servers)

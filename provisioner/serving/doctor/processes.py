@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from provisioner.gpu.devices import Inventory
 from provisioner.serving import flags, rules
 from provisioner.serving.cards import judge_order
+from provisioner.serving.doctor.builds import Build
 from provisioner.serving.findings import Finding, Severity, Subject
 from provisioner.serving.flags import Origin
 from provisioner.serving.launch import SHADOWING_NAMES, is_loopback
@@ -41,6 +42,12 @@ class Server:
         return setting.value or "" if setting else ""
 
     @property
+    def venv(self) -> Path | None:
+        """The environment whose program it is, where the program is known by its whole path."""
+        program = Path(self.program)
+        return program.parent.parent if program.is_absolute() else None
+
+    @property
     def address(self) -> str:
         """The URL at which this machine reaches it."""
         host = self.host if self.host not in {"", "0.0.0.0", "::"} else "127.0.0.1"
@@ -69,14 +76,18 @@ def find_servers(proc: Path = _PROC) -> tuple[Server, ...]:
     return tuple(server for number in numbers if (server := _read_server(proc / str(number))) is not None)
 
 
-def judge_server(server: Server, *, inventory: Inventory | None, memory_vendor: str | None) -> Iterator[Finding]:
-    """What is wrong with a running server: its arguments, environment and folder."""
+def judge_server(
+    server: Server, *, inventory: Inventory | None, memory_vendor: str | None, build: Build | None = None
+) -> Iterator[Finding]:
+    """What is wrong with a running server: its arguments, environment, folder, and the build that it is."""
     who = f"server {server.pid}"
     situation = rules.Situation(
         settings=server.settings(),
         environment=server.environ or {},
         # Without its environment nothing can be said about its allocator.
         memory_vendor=memory_vendor if server.environ is not None else None,
+        version=build.version if build else None,
+        patches=build.patches if build else None,
     )
     for finding in rules.judge(situation):
         yield replace(finding, what=f"{who}: {finding.what}")
