@@ -172,17 +172,23 @@ def _start(prepared: "Prepared") -> int:
 
 
 def soften(findings: "Sequence[Finding]") -> "tuple[Finding, ...]":
-    """Findings for printing alone: what is wrong with environment or card is a warning, for another may run it."""
+    """Findings for printing alone: what whoever runs it can still mend is a warning.
+
+    That is environment and card, the weights that were not named, and the key (the printed script asks for it).
+    """
     from dataclasses import replace
 
     from provisioner.serving.findings import Severity, Subject
 
     return tuple(
         replace(finding, severity=Severity.WARNING)
-        if finding.severity is Severity.ERROR and finding.subject is not Subject.COMMAND
+        if finding.severity is Severity.ERROR and (finding.subject is not Subject.COMMAND or finding.id in _LATER)
         else finding
         for finding in findings
     )
+
+
+_LATER = frozenset({"no-model", "no-key"})
 
 
 def describe_launch(launch: "Launch") -> dict[str, Any]:

@@ -23,6 +23,8 @@ from provisioner.serving.flags import Origin, Setting
 
 KEY_VARIABLE = "VLLM_API_KEY"
 REDACTED = "<redacted>"
+# Stands in a plan whose weights are not named; such a plan is never started.
+NO_MODEL = "<model>"
 ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 # The first two put other modules in front of the environment's; the third is torch's newer name for the allocator's
 # settings and would win over the recipe's.
@@ -201,7 +203,7 @@ def redact(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def shell_script(launch: Launch) -> str:
-    """The launch as lines for a POSIX shell. The key is named, never shown."""
+    """The launch as lines for a POSIX shell. The key is named, never shown, and asked for where one is needed."""
     lines = [f"cd {shlex.quote(str(launch.cwd))}"]
     if launch.unset:
         lines.append(f"unset {' '.join(launch.unset)}")
@@ -209,7 +211,7 @@ def shell_script(launch: Launch) -> str:
     lines.append(f'export PATH={shlex.quote(str(launch.path_entry))}:"$PATH"')
     if launch.key is not None and launch.key.file is not None:
         lines.append(f'export {KEY_VARIABLE}="$(cat {shlex.quote(str(launch.key.file))})"')
-    elif launch.key is not None:
+    elif launch.key is not None or not is_loopback(launch.host):
         lines.append(f': "${{{KEY_VARIABLE}:?export the API key first}}"')
     lines.append(f"exec {shlex.join(printable_argv(launch))}")
     return "\n".join(lines) + "\n"
@@ -240,7 +242,7 @@ def _plan_server(serve: Serve, launcher: VenvLauncher, wish: Wish, surroundings:
     port, port_findings = _read_port(settings, serve.port)
     host = flags.find(settings, "--host")
     return Launch(
-        argv=(str(launcher.executable), "serve", *((model,) if model else ()), *flags.to_words(settings)),
+        argv=(str(launcher.executable), "serve", model or NO_MODEL, *flags.to_words(settings)),
         settings=settings,
         variables=_plan_variables(serve.variables, wish, surroundings),
         unset=_inherited(DROPPED_VARIABLES, surroundings.environ),

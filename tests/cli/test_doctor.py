@@ -6,9 +6,11 @@ from functools import partial
 import pytest
 
 from provisioner.cli.main import main
+from provisioner.gpu.devices import NoDriverError, read_inventory
 from provisioner.serving.cards import KernelLog
 from provisioner.serving.doctor import examine
 from provisioner.serving.doctor.examine import Instruments
+from tests.gpu.fake_nvml import FakeNvml
 from tests.serving.environments import PATCHED, make_environment
 
 CHECK_KEYS = {"id", "title", "outcome", "looked_at", "findings"}
@@ -28,16 +30,21 @@ def environment(tmp_path, monkeypatch):
     return tmp_path / "venv"
 
 
-def test_an_environment_that_is_well_but_was_never_verified(environment, capsys):
-    assert main(["doctor", "hynix-stable", "--venv", str(environment), "--json"]) == 1
+def no_driver():
+    raise NoDriverError("no driver")
+
+
+@pytest.mark.parametrize(("cards", "code", "severity"), [(1, 1, "warning"), (0, 0, "note")])
+def test_an_environment_that_is_well_but_was_never_verified(environment, capsys, monkeypatch, cards, code, severity):
+    found = (lambda: read_inventory(FakeNvml())) if cards else no_driver
+    monkeypatch.setattr(examine, "Instruments", partial(examine.Instruments, inventory=found))
+    assert main(["doctor", "hynix-stable", "--venv", str(environment), "--json"]) == code
     values = json.loads(capsys.readouterr().out)
     assert values["schema"] == "provision/doctor/1"
-    assert values["healthy"] is False
+    assert values["healthy"] is (code == 0)
     assert all(set(check) == CHECK_KEYS for check in values["checks"])
-    found = [
-        finding["id"] for check in values["checks"] for finding in check["findings"] if check["id"] == "environment"
-    ]
-    assert found == ["not-verified"]
+    found = [(item["id"], item["severity"]) for check in values["checks"] for item in check["findings"]]
+    assert found == [("not-verified", severity)]
 
 
 def test_an_environment_without_a_recipe_can_be_healthy(environment, capsys):

@@ -161,6 +161,19 @@ def test_print_works_without_an_environment(place):
     assert "vllm serve org/weights" in done.stdout
 
 
+def test_a_printed_script_asks_for_the_key_that_nobody_named(place):
+    done, _, _ = run(place, "--model", "org/weights", "--print", "--host", "0.0.0.0")
+    assert done.returncode == 0
+    assert "warning[no-key]" in done.stderr
+    environment = {"PATH": os.environ["PATH"], "RECORD_TO": str(place / "by-script.json")}
+    refused = subprocess.run(
+        ["sh", "-c", done.stdout], capture_output=True, text=True, timeout=30, check=False, env=environment
+    )
+    assert refused.returncode != 0
+    assert "export the API key first" in refused.stderr
+    assert not (place / "by-script.json").exists()
+
+
 def test_print_still_refuses_what_is_known_to_fail(place):
     done, _, _ = run(place, "--model", "org/weights", "--print", "--", "--max-num-batched-tokens", "9000")
     assert (done.returncode, done.stdout) == (2, "")
@@ -171,9 +184,13 @@ def test_json_has_the_plan_and_the_findings(place):
     values = json.loads(done.stdout)
     assert values["schema"] == "provision/serve/1"
     assert values["environment"]["VLLM_API_KEY"] == "<redacted>"
-    assert [finding["id"] for finding in values["findings"]] == ["no-model", "variable-dropped"]
+    assert [(item["id"], item["severity"]) for item in values["findings"]] == [
+        ("no-model", "warning"),
+        ("variable-dropped", "note"),
+    ]
     assert set(values["findings"][0]) == {"id", "severity", "subject", "what", "evidence", "next"}
-    assert done.returncode == 2
+    assert values["argv"][2] == "<model>"
+    assert done.returncode == 0
 
 
 def test_explain_gives_every_reason(place):
@@ -233,6 +250,9 @@ def fork(tmp_path):
 
 def test_the_forks_plan_needs_a_key_and_no_host(fork, capsys):
     words = ["serve", "samsung", "--fork-dir", str(fork), "--host", "127.0.0.1", "--json"]
+    assert main(words) == 2
+    assert main(words[:-1]) == 8
+    assert "error[no-key]" in capsys.readouterr().err
     assert main(words) == 2
     values = json.loads(capsys.readouterr().out)
     found = [finding["id"] for finding in values["findings"]]

@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner.environment.site import venv_python
@@ -112,7 +112,9 @@ def _check_target(target: Target, examination: Examination, inventory: Inventory
     if ready.receipt is not None and target.recipe is not None and target.recipe.card is not None:
         card = _choose(inventory, examination) if inventory else None
         changes = changes_since_verified(ready, card, _allocator_of(target.recipe))
-        findings += judge_verification(ready.receipt.verification, changes, recipe=target.recipe.name)
+        verified = judge_verification(ready.receipt.verification, changes, recipe=target.recipe.name)
+        # Nobody can verify where there is no card; that is no fault of the environment.
+        findings += verified if card is not None else (_as_note(finding) for finding in verified)
     yield checked("environment", title, f"{target.venv}: receipt, files, required patches", findings)
 
     running = ready.site.python if ready.site else None
@@ -133,6 +135,10 @@ def _check_target(target: Target, examination: Examination, inventory: Inventory
     looked = f"from {examination.cwd}: {seen.origin}"
     found = judge_imports(seen, ready.site.site_packages, package)
     yield checked("imports", f"what an import takes in {target.name}", looked, found)
+
+
+def _as_note(finding: Finding) -> Finding:
+    return replace(finding, severity=Severity.NOTE) if finding.severity is Severity.WARNING else finding
 
 
 def _allocator_of(recipe: Recipe) -> str | None:
