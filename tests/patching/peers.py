@@ -34,6 +34,23 @@ def neutral_environment(home: Path) -> dict[str, str]:
     }
 
 
+def gnu_diff(folder: Path, old: Tree, new: Tree, *options: str) -> bytes:
+    """The diff that GNU diff makes of two trees; a file that one side lacks counts as empty there."""
+    for name, tree in (("a", old), ("b", new)):
+        (folder / name).mkdir()
+        write_tree(folder / name, tree)
+    done = subprocess.run(
+        ["diff", "-ruN", "--text", *options, "a", "b"],
+        cwd=folder,
+        env=neutral_environment(folder),
+        capture_output=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
 class GitTrees:
     """Makes the diffs that git makes between two trees, from a repository of its own."""
 

@@ -1,6 +1,8 @@
 """Laws of one patch on a tree, on random trees whose diffs git makes."""
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from provisioner.patching.diff import manifest_of, parse_patch, print_patch
 from provisioner.patching.hunks import Applied, Refused, apply_change, cut_of, reverse_change, reverse_of
 from provisioner.patching.model import Create, Cut, Modify, Patch, Rename, Verdict
-from tests.patching.peers import GitTrees
+from tests.patching.peers import GitTrees, gnu_diff
 
 CODE = (b"def f():", b"    a = 1", b"    return a", b"", b"class C:", b"    def g(self):", b"x = (", b")")
 ODD = (
@@ -109,6 +111,21 @@ def test_forward_gives_the_second_tree_and_backward_the_first(
     patch = parse_patch(text, id="p", source="p.patch")
     forward = apply_patch(old, patch, cuts_of(old, patch))
     assert forward == new
+    back = reversed_patch(patch)
+    assert apply_patch(new, back, cuts_of(new, back)) == old
+
+
+@RELAXED
+@given(pair=tree_pairs(), context=CONTEXT)
+def test_what_gnu_diff_makes_is_read_as_well(pair: tuple[dict[str, bytes], dict[str, bytes]], context: str) -> None:
+    """Timestamps tell creations and deletions; empty files are beyond what such a diff can say."""
+    old, new = ({name: data for name, data in tree.items() if data} for tree in pair)
+    with tempfile.TemporaryDirectory() as folder:
+        text = gnu_diff(Path(folder), old, new, context)
+    if not text:
+        return
+    patch = parse_patch(text, id="p", source="p.patch")
+    assert apply_patch(old, patch, cuts_of(old, patch)) == new
     back = reversed_patch(patch)
     assert apply_patch(new, back, cuts_of(new, back)) == old
 
