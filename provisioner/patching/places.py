@@ -215,7 +215,8 @@ def _doubt(surface: Surface, search: Search) -> None:
     """Refuse a chosen place that other evidence speaks against."""
     if search.chosen is None:
         return
-    if search.done:
+    old, new = len(search.block.old), len(search.block.new)
+    if any(not _lies_inside(at, new, [search.chosen], old) for at in search.done):
         search.refuse(Verdict.AMBIGUOUS, "its result stands there already, and it could be applied once more")
     elif search.scope is None and not _heading_agrees(surface.text, search.chosen, search.block.hunk.heading):
         search.refuse(Verdict.WRONG_SCOPE, "the heading of the hunk names another class or function")

@@ -8,6 +8,7 @@ first, never what is true.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from itertools import combinations
 
 from provisioner.digests import Digest, digest_of
@@ -34,10 +35,10 @@ from provisioner.patching.model import (
 )
 from provisioner.patching.places import Shift
 
-_MOST_CHOICES = 1024
-_MOST_PARTIAL_CHOICES = 512
-_MOST_STEPS_BACK = 512
-_MOST_FOR_ALL = 6
+_MOST_CHOICES = 256
+_MOST_PARTIAL_CHOICES = 256
+_MOST_STEPS_BACK = 256
+_MOST_FOR_ALL = 4
 _MOST_HIDDEN = 4
 
 Contents = tuple[bytes | None, ...]
@@ -265,15 +266,29 @@ _ABSENT = _Option(changes=())
 def _options(strand: Strand, link: Link, found: Contents, *, every: bool) -> list[_Option]:
     """Present or absent, the likelier first; one alone where the text on disk leaves little doubt and ``every`` is not
     asked for."""
+    whole = _Option(changes=link.changes)
+    look = _look_of(strand, link, found)
+    likely = [_ABSENT, whole] if look is _Look.ABSENT else [whole, _ABSENT]
+    return likely if every or look is _Look.UNCLEAR else likely[:1]
+
+
+class _Look(Enum):
+    """What the text on disk suggests about a patch; later patches can hide it."""
+
+    THERE = auto()
+    ABSENT = auto()
+    UNCLEAR = auto()
+
+
+def _look_of(strand: Strand, link: Link, found: Contents) -> _Look:
     if not link.changes:
-        return [_ABSENT]
+        return _Look.ABSENT
     contents = dict(zip(strand.paths, found, strict=True))
     counts = [_presence(contents, change, link.cuts.get(change.path, NO_CUT)) for change in link.changes]
     present, absent, total = (sum(column) for column in zip(*counts, strict=True))
-    whole = _Option(changes=link.changes)
-    likely = [whole, _ABSENT] if present * 2 > total else [_ABSENT, whole]
-    is_clear = present == total or (absent == total and present == 0)
-    return likely if every or not is_clear else likely[:1]
+    if present == total and absent == 0:
+        return _Look.THERE
+    return _Look.ABSENT if absent == total and present == 0 else _Look.UNCLEAR
 
 
 def _presence(contents: Mapping[str, bytes | None], change: FileChange, cut: Cut) -> tuple[int, int, int]:
@@ -292,8 +307,11 @@ def _former_options(link: Link) -> list[_Option]:
 
 
 def _hunk_options(strand: Strand, link: Link, found: Contents) -> list[_Option]:
-    """All, none, and choices of hunks: those whose result stands on disk, with each choice of those that a later patch
-    may have hidden, because neither their result nor their start stands there."""
+    """Choices of hunks, the likelier first: those whose result stands on disk, with each choice of those that a later
+    patch may have hidden, because neither their result nor their start stands there; then all, then none."""
+    look = _look_of(strand, link, found)
+    if look is not _Look.UNCLEAR:
+        return [_Option(changes=link.changes) if look is _Look.THERE else _ABSENT]
     contents = dict(zip(strand.paths, found, strict=True))
     sure: list[tuple[FileChange, frozenset[int]]] = []
     hidden: list[tuple[int, int]] = []
@@ -309,8 +327,9 @@ def _hunk_options(strand: Strand, link: Link, found: Contents) -> list[_Option]:
         sure.append((change, present))
         hidden += [(len(sure) - 1, index) for index in sorted(every - present - absent)]
     whole = _Option(changes=link.changes)
-    parts = (_part(sure, chosen) for chosen in _subsets(hidden[:_MOST_HIDDEN]))
-    return [whole, *(part for part in parts if part.changes not in ((), link.changes)), _ABSENT]
+    parts = [_part(sure, chosen) for chosen in _subsets(hidden[:_MOST_HIDDEN])]
+    options = [whole if part.changes == whole.changes else part for part in parts if part.changes]
+    return list(dict.fromkeys([*options, whole, _ABSENT]))
 
 
 def _part(sure: Sequence[tuple[FileChange, frozenset[int]]], chosen: Sequence[tuple[int, int]]) -> _Option:
@@ -433,10 +452,14 @@ def _go_back(strand: Strand, found: Contents, recorded: Sequence[Digest | None],
             return None
         seen.add((at, contents))
         left[0] -= 1
+        found_way = False
         for origin in ways(strand, strand.links[at], contents):
+            found_way = True
             if (done := descend(at - 1, origin)) is not None:
                 return done
-        return descend(at - 1, contents)
+        # What looks wholly there is taken back where it can be; a few patches leave time to doubt even that.
+        is_there = len(strand.links) > _MOST_FOR_ALL and _look_of(strand, strand.links[at], contents) is _Look.THERE
+        return None if found_way and is_there else descend(at - 1, contents)
 
     return descend(len(strand.links) - 1, found)
 

@@ -76,7 +76,9 @@ def is_python(path: str) -> bool:
 
 def without_cr(content: bytes) -> bytes:
     """The content with LF line ends; the same object where it has no others."""
-    return content.replace(b"\r\n", b"\n") if b"\r\n" in content else content
+    # The search for one byte is far faster than that for two, and mostly enough.
+    has_crlf = b"\r" in content and b"\r\n" in content
+    return content.replace(b"\r\n", b"\n") if has_crlf else content
 
 
 def ends_of(change: FileChange) -> Ends:

@@ -269,3 +269,8 @@ def test_scopes_mean_nothing_for_files_that_are_not_python() -> None:
     change = replace(IN_ONE, path="m.txt")
     assert refused(TWINS, change, SCOPE_ONE).verdict is Verdict.AMBIGUOUS
     assert refused(TWINS + b"x\ry\n", IN_ONE, SCOPE_ONE).verdict is Verdict.AMBIGUOUS
+
+
+def test_taking_out_one_of_equal_lines_is_not_taken_for_done() -> None:
+    change = change_of(b"f\nf\nf\nf\n", b"f\nf\nf\n", "m.txt")
+    assert applied(b"f\nf\nf\nf\n", change).content == b"f\nf\nf\n"
