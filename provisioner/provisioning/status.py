@@ -108,11 +108,27 @@ def _installed(recipe: Recipe, venv: Path, site: Site) -> Status:
         torch=torch.version if torch else None,
         torch_cuda=torch.cuda if torch else None,
         bare=receipt.bare if receipt else False,
-        verification=str(receipt.verification.get("verdict")) if receipt and receipt.verification else None,
+        verification=_describe_verification(receipt, torch.version if torch else None) if receipt else None,
         patches=patches,
         problems=problems,
         hints=(f"provision up {recipe.name} --venv {venv}",) if problems else (),
     )
+
+
+def _describe_verification(receipt: Receipt, torch: str | None) -> str | None:
+    """The verdict of the last check on a card, and what changed in the environment since; the card is not asked."""
+    if not receipt.verification:
+        return None
+    from provisioner.gpu.report import changes_since
+
+    bound = {str(key): str(value) for key, value in dict(receipt.verification.get("bound") or {}).items()}
+    now = {receipt.build.distribution: receipt.build.version}
+    now |= {f"patch {patch.id}": patch.text for patch in receipt.patches}
+    now |= {"torch": torch} if torch is not None else {}
+    changed = [change.what for change in changes_since(bound, now)] if bound else []
+    text = str(receipt.verification.get("verdict"))
+    text += ", health unobserved" if receipt.verification.get("health") == "unobserved" else ""
+    return text + (f"; changed since: {', '.join(changed)}" if changed else "")
 
 
 def _receipt_problems(receipt: Receipt | None, commit: str | None, site: Site) -> tuple[str, ...]:
