@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from provisioner.provisioning.judging import InstalledTree, Judgement, ShippedTree, Tree
     from provisioner.provisioning.sources import PatchSource, Wanted
     from provisioner.recipe import Recipe
+    from provisioner.wheels.lazy import Wheel
 
 HELP = """Judge, apply and take back patches in any environment.
 
@@ -338,16 +339,25 @@ def _open_installed(venv: Path | None, site_packages: Path | None, package: str,
     else:
         assert site_packages is not None
         site = open_site_packages(site_packages.expanduser().absolute(), package)
-    known = wheel is not None or site.distribution == "vllm"
-    return InstalledTree(
-        site=site, open_wheel=(lambda: _open_shipped(wheel or _spec_of(site), package).wheel) if known else None
-    )
+    return InstalledTree(site=site, open_wheel=lambda: _open_own_wheel(site, wheel))
 
 
 def _say_where(what: str) -> Exception:
     from provisioner.errors import UsageError
 
     return UsageError(what, hints=("--venv DIR", "--site-packages DIR", "--against pypi:VERSION (to look only)"))
+
+
+def _open_own_wheel(site: "Site", spec: str | None) -> "Wheel":
+    """The wheel that was installed: good to have, and not worth a long wait where there is no network."""
+    from dataclasses import replace
+
+    from provisioner.cli.context import read_context
+    from provisioner.provisioning.shipped import open_shipped
+
+    settings = read_context().settings()
+    settings = replace(settings, timeout=min(settings.timeout, 10.0), retries=min(settings.retries, 1))
+    return open_shipped(spec or _spec_of(site), site.distribution, settings).wheel
 
 
 def _spec_of(site: "Site") -> str:

@@ -1,5 +1,6 @@
 """A wheel that is not installed, as a tree of files: a file on disk, or a build on the user's index."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -7,9 +8,9 @@ from packaging.utils import canonicalize_name
 from provisioner.errors import CannotObtainError, UsageError
 from provisioner.provisioning.judging import ShippedTree
 from provisioner.wheels.lazy import LocalWheel, Wheel
-from provisioner.wheels.names import Target, choose, parse_wheel_name
+from provisioner.wheels.names import Candidate, Target, parse_wheel_name, sift
 from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
+from provisioner.wheels.source import LocalSpec, ReleaseSpec, candidates, find_releases, open_wheel, parse_spec
 
 
 def open_shipped(spec: str, distribution: str, settings: IndexSettings) -> ShippedTree:
@@ -38,9 +39,25 @@ def _open_file(path: Path) -> Wheel:
 
 
 def _open_build(spec: str, distribution: str, settings: IndexSettings) -> Wheel:
-    if canonicalize_name(distribution) != "vllm":
-        raise UsageError(
-            "only builds of vllm are looked up by version", where=spec, hints=("give the path of a .whl file",)
-        )
-    found = candidates(parse_spec(spec), settings)
-    return open_wheel(choose(found, Target()).chosen, settings)
+    """Sources are the same in the wheels of all variants and platforms, so any will do."""
+    meant = parse_spec(spec)
+    match meant:
+        case ReleaseSpec(specifier=specifier):
+            found = find_releases(distribution, specifier, settings)
+        case LocalSpec():
+            found = candidates(meant, settings)
+        case _ if canonicalize_name(distribution) == "vllm":
+            found = candidates(meant, settings)
+        case _:
+            raise UsageError(
+                "only vllm is built by commit", where=spec, hints=("say pypi:VERSION, or the path of a .whl file",)
+            )
+    return open_wheel(_choose_any(found), settings)
+
+
+def _choose_any(found: Sequence[Candidate]) -> Candidate:
+    """The newest build; of its files the one for this platform where there is one."""
+    newest = max(candidate.version for candidate in found)
+    same = [candidate for candidate in found if candidate.version == newest]
+    fitting, _ = sift(same, Target())
+    return (*fitting, *same)[0]

@@ -30,6 +30,7 @@ class Asking:
     cache: WheelCache | None = None
     variant: str | None = None
     target: Target | None = None
+    project: str = PROJECT
 
 
 def find_nightly(asking: Asking) -> tuple[Candidate, ...]:

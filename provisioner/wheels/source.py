@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import assert_never
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import Digest
@@ -239,13 +240,33 @@ def open_cache(settings: IndexSettings) -> WheelCache | None:
     return WheelCache(settings.cache, limit=settings.cache_bytes) if settings.cache is not None else None
 
 
+def find_releases(
+    project: str, specifier: SpecifierSet | None, settings: IndexSettings, *, transport: Transport | None = None
+) -> tuple[Candidate, ...]:
+    """The wheels of any project on the user's package index; all stable ones where ``specifier`` is None.
+
+    Raises as ``candidates`` does.
+    """
+    if transport is None:
+        with Transport(settings) as own:
+            return find_releases(project, specifier, settings, transport=own)
+    asking = Asking(
+        settings=settings,
+        transport=transport,
+        witnesses=Witnesses(settings),
+        cache=open_cache(settings),
+        project=canonicalize_name(project),
+    )
+    return _find_releases(specifier, asking)
+
+
 def _find_releases(specifier: SpecifierSet | None, asking: Asking) -> tuple[Candidate, ...]:
-    url = f"{asking.settings.pypi_url}{PROJECT}/"
+    url = f"{asking.settings.pypi_url}{asking.project}/"
     listed = sorted(_read_release_page(url, asking), key=lambda candidate: (candidate.version, candidate.filename))
     wanted = _select(listed, specifier)
     if not wanted:
         raise NoSuchBuildError(
-            f"the package index has no wheel of {PROJECT}{specifier or ''}",
+            f"the package index has no wheel of {asking.project}{specifier or ''}",
             where=redact(url),
             found=_newest_versions(listed),
             hints=("name a version that exists, or a range such as pypi:>=0.26",),
@@ -257,14 +278,16 @@ def _read_release_page(url: str, asking: Asking) -> tuple[Candidate, ...]:
     key = key_of_url(url)
     entry = asking.cache.load("pages", key) if asking.cache is not None else None
     if entry is not None and entry.age < asking.settings.index_age:
-        return parse_project_page(entry.data, content_type=entry.facts["kind"], url=entry.facts["url"], project=PROJECT)
+        return parse_project_page(
+            entry.data, content_type=entry.facts["kind"], url=entry.facts["url"], project=asking.project
+        )
     reply = asking.transport.fetch(url, accept=frozenset({200, 404}), headers={"Accept": ACCEPT})
     if reply.status == 404:
         raise NoSuchBuildError(
-            f"the package index has no project {PROJECT}", where=redact(url), hints=("export PIP_INDEX_URL=URL",)
+            f"the package index has no project {asking.project}", where=redact(url), hints=("export PIP_INDEX_URL=URL",)
         )
     kind = reply.headers.get("content-type", "")
-    found = parse_project_page(reply.body, content_type=kind, url=reply.url, project=PROJECT)
+    found = parse_project_page(reply.body, content_type=kind, url=reply.url, project=asking.project)
     if asking.cache is not None:
         asking.cache.store("pages", key, {"kind": kind, "url": reply.url}, reply.body)
     return found

@@ -19,6 +19,7 @@ from provisioner.digests import digest_of
 from provisioner.patching.compare import change_between
 from provisioner.patching.diff import print_patch
 from provisioner.patching.model import Patch
+from tests.support.index_server import IndexServer
 from tests.support.wheels import wheel_bytes, wheel_filename
 
 BODY = b"".join(b"    step_%d()\n" % number for number in range(12))
@@ -110,7 +111,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
+def desk(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Desk:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")  # nobody answers there
+    monkeypatch.setenv("PROVISION_RETRIES", "0")
     made = Desk(tmp_path, capsys)
     data = wheel_bytes(FILES, version="1.0", project="demo")
     made.wheel.write_bytes(data)
@@ -299,6 +302,33 @@ def test_neighbouring_patches_are_both_applied_and_go_one_by_one(desk: Desk) -> 
     assert desk.run("revert", "zzz").code == 2
 
 
+def test_without_a_network_less_is_known_and_that_is_said(desk: Desk) -> None:
+    patch = desk.patch("a", two=[(b"value = 1", b"value = 10")])
+    (desk.site / "demo/two.py").write_bytes(b"mine = 1\n")
+    result = desk.check(patch)
+    assert result.code == 5
+    assert result.verdicts() != {"a": "applies"}
+    (note,) = result.json["notes"]
+    assert note.startswith("the files as shipped could not be read, so less is known: ")
+
+
+def test_releases_of_any_project_are_read_from_the_users_index(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = desk.patch("a", two=[(b"value = 1", b"value = 10")])
+    (desk.site / "demo/two.py").write_bytes(FILES["demo/two.py"] + b"mine = 1\n")
+    with IndexServer() as server:
+        server.add_package("demo", {desk.wheel.name: desk.wheel.read_bytes()})
+        monkeypatch.setenv("UV_DEFAULT_INDEX", server.simple_url)
+        looked = desk.run("check", patch, "--against", "pypi:1.0", "--package", "demo", "--json", where=False)
+        assert (looked.code, looked.verdicts()) == (0, {"a": "applies"})
+        foreign = desk.check(patch)
+        assert (foreign.code, foreign.json["foreign"][0]["nearest"]) == (5, "the file as shipped")
+        assert desk.run("apply", patch, "--reset").code == 0
+        missing = desk.run("check", patch, "--against", "pypi:2.0", "--package", "demo", where=False)
+        assert missing.code == 4
+        assert desk.run("check", patch, "--against", "nightly", "--package", "demo", where=False).code == 2
+    assert desk.read("demo/two.py") == FILES["demo/two.py"].replace(b"value = 1", b"value = 10")
+
+
 def test_a_patch_applied_by_hand_in_part_is_partial_and_names_its_hunks(desk: Desk) -> None:
     patch = desk.patch("a", one=[(b"import os", b"import sys"), (b"last = 1", b"last = 2")])
     (desk.site / "demo/one.py").write_bytes(FILES["demo/one.py"].replace(b"last = 1", b"last = 2"))
@@ -422,7 +452,7 @@ def test_reset_without_pristine_bytes_reads_them_from_the_wheel(desk: Desk) -> N
     patch = desk.patch("a", one=[(b"last = 1", b"last = 2")])
     (desk.site / "demo/one.py").write_bytes(b"mine = 1\n")
     refused = desk.run("apply", patch, "--reset")
-    assert refused.code in {2, 4}
+    assert refused.code == 4
     assert desk.read("demo/one.py") == b"mine = 1\n"
     assert desk.run("apply", patch, "--reset", "--wheel", desk.wheel).code == 0
     assert desk.read("demo/one.py") == FILES["demo/one.py"].replace(b"last = 1", b"last = 2")
