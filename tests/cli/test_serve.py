@@ -298,3 +298,71 @@ def test_an_executable_that_cannot_run_is_an_error_with_its_name(place):
     done, record, _ = run(place, "--model", "weights")
     assert (done.returncode, record) == (5, None)
     assert "cannot be executed" in done.stderr
+
+
+@pytest.fixture
+def rig(tmp_path, monkeypatch):
+    """A GeForce, a Hynix and a Samsung card, in this order; returns the words that serve hynix-stable on it."""
+    from provisioner.gpu.devices import read_inventory
+    from provisioner.serving import cards, prepare
+    from tests.gpu.fake_nvml import mixed_rig
+
+    monkeypatch.setattr(cards, "read_inventory", lambda nvml: read_inventory(mixed_rig()))
+    monkeypatch.setattr(prepare, "read_kernel_log", lambda: cards.KernelLog(lines=(), source=None, why_not="closed"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    make_environment(tmp_path / "venv")
+    return [
+        "serve",
+        "hynix-stable",
+        "--venv",
+        str(tmp_path / "venv"),
+        "--model",
+        "o/q",
+        "--host",
+        "127.0.0.1",
+        "--json",
+    ]
+
+
+def planned(words: list[str], capsys) -> tuple[dict, list[str]]:
+    main(words)
+    values = json.loads(capsys.readouterr().out)
+    return values["environment"], [f"{item['severity']}:{item['id']}" for item in values["findings"]]
+
+
+@pytest.mark.parametrize("card", ["82:00", "1", "GPU-11111111"])
+def test_a_card_of_a_mixed_rig_is_pinned_by_uuid(rig, capsys, card):
+    environment, found = planned([*rig, "--gpu", card], capsys)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-11111111-aaaa-bbbb-cccc-000000000001"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert found == ["warning:not-verified"]
+
+
+def test_a_mixed_rig_without_a_choice_lists_the_cards(rig, capsys):
+    assert main(rig[:-1]) == 2
+    errors = capsys.readouterr().err
+    assert "error[card-choice]" in errors
+    assert errors.count("--gpu GPU-") == 3
+
+
+def test_a_samsung_card_under_a_hynix_recipe(rig, capsys):
+    _, found = planned([*rig, "--gpu", "C1:00"], capsys)
+    assert found == ["warning:card-differs", "warning:not-verified", "error:expandable-segments"]
+    _, found = planned([*rig, "--gpu", "C1:00", "--env", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"], capsys)
+    assert found == ["warning:card-differs", "warning:not-verified"]
+    _, found = planned([*rig, "--gpu", "C1:00", "--memory-vendor", "hynix"], capsys)
+    assert found == ["warning:not-verified"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "line"), [("wedged", 8, "error[card-wedged]"), ("lost", 8, "error[card-lost]")]
+)
+def test_a_card_that_does_not_answer_is_not_started_on(rig, capsys, monkeypatch, verdict, code, line):
+    from provisioner.gpu.health import Probe, ProbeVerdict
+    from provisioner.serving import prepare
+    from provisioner.serving.cards import judge_probe
+
+    result = Probe(verdict=ProbeVerdict(verdict), steps=(), why="so", seconds=1.0)
+    monkeypatch.setattr(prepare, "judge_probe", lambda card: judge_probe(card, probe=lambda _: result))
+    assert main([*rig[:-1], "--gpu", "82:00", "--probe-card"]) == code
+    assert line in capsys.readouterr().err
