@@ -98,7 +98,8 @@ def _render_server(plan: UnitPlan) -> Unit:
                     ("Description", f"vLLM server of the recipe {_plain_text(plan.name)}"),
                     ("After", "network-online.target"),
                     ("Wants", "network-online.target"),
-                    ("StartLimitIntervalSec", "30min"),
+                    # Loading takes minutes: a shorter interval would never see five failed starts.
+                    ("StartLimitIntervalSec", "2h"),
                     ("StartLimitBurst", "5"),
                 ]),
                 ("Service", [
