@@ -9,7 +9,7 @@ A patch is whole or not at all: where one of its files refuses it, the states th
 successors are judged without it. The same function serves an installed tree and a wheel (``content`` is ``pristine``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -98,8 +98,9 @@ def learn_cuts(series: Sequence[SeriesPatch], bases: Mapping[str, bytes]) -> tup
     """The series with cuts worked out from the pristine files of the release that it was cut against.
 
     A patch may have been cut against those files or against the output of its predecessors on them: a state counts in
-    which every hunk stands at its own line. Where several do, only scopes that all of them give are kept. Cuts whose
-    scopes are known already stay, and so do paths without a base.
+    which every hunk stands at its own line, the first and the last being asked before those between. Where several
+    count, only scopes that all of them give are kept. Cuts whose scopes are known already stay, and so do paths without
+    a base.
     """
     states: dict[str, list[bytes]] = {path: [content] for path, content in bases.items()}
     out: list[SeriesPatch] = []
@@ -125,13 +126,18 @@ def _changes_by_path(patch: Patch) -> dict[str, list[FileChange]]:
 
 
 def _learn_cut(changes: Sequence[FileChange], states: Sequence[bytes]) -> Cut | None:
-    cuts = [cut for state in dict.fromkeys(states) if (cut := _cut_in(changes, state)) is not None]
+    likely, others = dict.fromkeys((*states[:1], *states[-1:])), dict.fromkeys(states[1:-1])
+    cuts = _cuts_in(changes, likely) or _cuts_in(changes, others)
     if len(cuts) < 2:
         return cuts[0] if cuts else None
     scopes = tuple(
         found[0] if len(set(found)) == 1 else None for found in zip(*(cut.scopes for cut in cuts), strict=True)
     )
     return Cut(scopes=scopes)
+
+
+def _cuts_in(changes: Sequence[FileChange], states: Iterable[bytes]) -> list[Cut]:
+    return [cut for state in states if (cut := _cut_in(changes, state)) is not None]
 
 
 def _cut_in(changes: Sequence[FileChange], content: bytes) -> Cut | None:
