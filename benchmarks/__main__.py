@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / ".bench" / "results.json"
 # Modules that only hold something for a bench.
-HELPERS = frozenset({"__init__", "__main__", "field_repack", "timing"})
+HELPERS = frozenset({"__init__", "__main__", "field_repack", "stream_source", "timing"})
 
 
 def bench_names() -> list[str]:

