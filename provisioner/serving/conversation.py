@@ -78,7 +78,7 @@ class ReplyReader:
     def __init__(self, *, streamed: bool) -> None:
         self._events = EventReader() if streamed else None
         self._whole = bytearray()
-        self._message: JsonObject = {}
+        self._message = MessageBuilder()
         self._finish_reason: str | None = None
         self._several = False
         self._broken = False
@@ -104,7 +104,7 @@ class ReplyReader:
             return Skip.UNREADABLE
         if not self._done or self._finish_reason not in {"stop", "length", "tool_calls", "function_call"}:
             return Skip.NOT_COMPLETED
-        return Reply(message=_finish_message(self._message), finish_reason=self._finish_reason)
+        return Reply(message=_finish_message(self._message.build()), finish_reason=self._finish_reason)
 
     def _take_payload(self, payload: bytes) -> None:
         if payload.strip() == DONE:
@@ -140,7 +140,7 @@ class ReplyReader:
             return
         piece = choice.get(field)
         if isinstance(piece, dict):
-            merge_delta(self._message, piece)
+            self._message.add(piece)
         if isinstance(choice.get("finish_reason"), str) and self._finish_reason != "error":
             self._finish_reason = choice["finish_reason"]
 
@@ -152,25 +152,46 @@ def _parse(body: bytes) -> object:
         return None
 
 
-def merge_delta(message: JsonObject, delta: Mapping[str, Any]) -> None:
-    """Add a streamed piece to ``message`` in place, as the clients of this interface do.
+class MessageBuilder:
+    """Puts streamed pieces of a message together, as the clients of this interface do.
 
     Text is appended, names are set, objects merge, and list elements with an ``index`` merge into that index's element.
     """
+
+    def __init__(self) -> None:
+        self._parts: JsonObject = {}
+
+    def add(self, delta: Mapping[str, Any]) -> None:
+        _merge(self._parts, delta)
+
+    def build(self) -> JsonObject:
+        return {name: _join(value) for name, value in self._parts.items()}
+
+
+class _Text(list[str]):
+    """A text in its pieces: a long reply has tens of thousands, and joining at each would copy it as often."""
+
+
+def _merge(parts: JsonObject, delta: Mapping[str, Any]) -> None:
     for name, value in delta.items():
-        present = message.get(name)
+        present = parts.get(name)
         if value is None:
-            message.setdefault(name, None)
+            parts.setdefault(name, None)
+        elif isinstance(value, str) and name not in _NAMES:
+            if isinstance(present, _Text):
+                present.append(value)
+            else:
+                parts[name] = _Text([value])
         elif isinstance(value, dict):
             target = present if isinstance(present, dict) else {}
-            merge_delta(target, value)
-            message[name] = target
+            _merge(target, value)
+            parts[name] = target
         elif isinstance(value, list):
-            message[name] = _merge_list(present if isinstance(present, list) else [], value)
-        elif isinstance(value, str) and isinstance(present, str) and name not in _NAMES:
-            message[name] = present + value
+            # A text's pieces are a list too, of our own.
+            known = present if isinstance(present, list) and not isinstance(present, _Text) else []
+            parts[name] = _merge_list(known, value)
         elif not (value == "" and present):
-            message[name] = value
+            parts[name] = value
 
 
 def _merge_list(present: list[Any], pieces: list[Any]) -> list[Any]:
@@ -182,8 +203,16 @@ def _merge_list(present: list[Any], pieces: list[Any]) -> list[Any]:
         if match is None:
             match = {}
             present.append(match)
-        merge_delta(match, piece)
+        _merge(match, piece)
     return present
+
+
+def _join(value: Any) -> Any:
+    if isinstance(value, _Text):
+        return "".join(value)
+    if isinstance(value, dict):
+        return {name: _join(part) for name, part in value.items()}
+    return [_join(part) for part in value] if isinstance(value, list) else value
 
 
 def _finish_message(message: JsonObject) -> JsonObject:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.serving.booster.boosts import Boosts, Primer
+from provisioner.serving.booster.boosts import Boosts, Preparation, Primer
 from provisioner.serving.booster.proxy import BoosterSettings
 from provisioner.serving.booster.service import Listening, serve
 from provisioner.serving.conversation import Reply, ReplyReader, Skip, make_primer
@@ -133,8 +133,9 @@ def test_turns_that_are_not_boosted_are_counted_by_reason(
     async def main() -> None:
         async with boosted(behaviour, threshold=1000) as (fake, listening):
             await post(listening.url, request_body, **headers)
+            await settle(listening)
             counted = await boosts(listening)
-            assert counted["started"] == 0
+            assert counted["sent"] == 0
             assert {name: count for name, count in counted["skipped"].items() if count} == {why: 1}
             assert len(fake.chats) == 1
 
@@ -169,7 +170,7 @@ def test_real_traffic_cancels_the_boost_and_the_server_sees_it_go(path: str) -> 
             counted = await boosts(listening)
             assert counted["cancelled"] == 1
             assert not counted["in_flight"]
-            assert counted["started"] == 2
+            assert counted["sent"] == 2
 
     run(main())
 
@@ -202,7 +203,7 @@ def test_a_boost_waits_for_real_requests_and_the_newest_conversation_wins() -> N
                 await post(listening.url, chat(content=name + DOCUMENT))
             counted = await boosts(listening)
             assert counted["waiting"]
-            assert counted["started"] == 0
+            assert counted["sent"] == 0
             assert counted["superseded"] == 1
             gate.set()
             await slow
@@ -341,8 +342,11 @@ class Sender:
             self.running -= 1
 
 
-def primer_of(path: str) -> Primer:
-    return Primer(path=path, headers=(), body={})
+def primer_of(path: str) -> Preparation:
+    async def prepare() -> Primer | Skip:
+        return Primer(path=path, headers=(), body={})
+
+    return prepare
 
 
 @given(st.lists(st.sampled_from(["begin", "end with boost", "end", "let go", "pause"]), max_size=40))
@@ -374,7 +378,7 @@ def test_never_two_boosts_and_never_one_beside_real_requests(events: list[str]) 
             assert not (active and sender.running)
         await counted.close()
         totals = counted.count()
-        assert totals.started <= events.count("end with boost")
+        assert totals.sent <= events.count("end with boost")
         assert not totals.in_flight
         assert sender.running == 0
 

@@ -210,6 +210,7 @@ def test_an_answer_that_breaks_off_breaks_off_for_the_client_too() -> None:
         async with boosted(Behaviour(cut_after=3), threshold=0) as (fake, listening):
             with pytest.raises(aiohttp.ClientPayloadError):
                 await post(listening.url, chat())
+            await settle(listening)
             stats = await read_stats(listening)
             assert stats["requests"]["upstream_failures"] == 1
             assert stats["boosts"]["skipped"]["not-completed"] == 1

@@ -112,8 +112,8 @@ def message_of(body: bytes, *, stream: bool) -> dict[str, Any]:
     return reply.message
 
 
-def test_a_second_turn_finds_the_reply_too_after_a_boost(server: str) -> None:
-    """On this cache a second turn hits in any case; what the boost adds is the reply and what follows it."""
+def test_second_turns_are_compared_by_both_routes(server: str) -> None:
+    """This cache hits at the second sighting, and keeps replies: both routes must hit, and every turn is boosted."""
     kept = Kept()
 
     async def run() -> None:
@@ -126,7 +126,8 @@ def test_a_second_turn_finds_the_reply_too_after_a_boost(server: str) -> None:
     direct, via = (point.find(model.PREFIX_HITS) for point in kept.points)
     assert direct is not None
     assert via is not None
-    assert via.median > direct.median
+    assert min(via.median, direct.median) > 0.5
+    assert kept.notes == []
 
 
 def key(url: str) -> Endpoint:
@@ -154,7 +155,7 @@ def test_real_traffic_ends_a_boost_in_the_server(server: str) -> None:
             await settle(boosted)
             await until(server, running=0)
             boosts = (await read_stats(boosted))["boosts"]
-            assert boosts["started"] == boosts["cancelled"] + boosts["completed"] == 1
+            assert boosts["cancelled"] + boosts["completed"] == 1
 
     asyncio.run(run())
 

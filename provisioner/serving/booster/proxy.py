@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from provisioner.serving.booster.boosts import Boosts, Primer
+from provisioner.serving.booster.boosts import Boosts, Preparation, Primer
 from provisioner.serving.booster.headers import end_to_end
 from provisioner.serving.booster.stats import ProxyCounts, print_prometheus, stats_to_json
 from provisioner.serving.booster.turns import Turn
@@ -85,7 +85,7 @@ class Booster:
     async def _forward_real(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """Forward a request that may make the server work: boosts give way to it."""
         turn = Turn(request, path) if request.method == "POST" and _CHAT_PATH.fullmatch(path) else None
-        outcome: Primer | Skip | None = None
+        outcome: Preparation | Skip | None = None
         self.boosts.begin_real()
         try:
             await self.boosts.wait_until_clear()

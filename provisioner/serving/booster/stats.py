@@ -33,7 +33,7 @@ def stats_to_json(
             "upstream_failures": counts.upstream_failures,
         },
         "boosts": {
-            "started": boosts.started,
+            "sent": boosts.sent,
             "completed": boosts.completed,
             "cancelled": boosts.cancelled,
             "superseded": boosts.superseded,
@@ -69,7 +69,7 @@ def print_prometheus(counts: ProxyCounts, *, boosts: BoostCounts, active: int, u
             gauge("requests_active", "Requests under way that may make the server work.", active),
             count("disconnected", "Requests whose client left before the answer's end.", counts.disconnected),
             count("upstream_failures", "Requests that the server did not answer to the end.", counts.upstream_failures),
-            count("boosts_started", "Boosts sent.", boosts.started),
+            count("boosts_sent", "Boosts sent to the server.", boosts.sent),
             Metric(
                 name="booster_boosts_ended_total",
                 kind="counter",

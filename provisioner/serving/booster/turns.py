@@ -1,8 +1,10 @@
 """One chat turn as it passes through the booster: what of it a boost needs, and whether there is to be one."""
 
+import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from provisioner.serving.booster.boosts import Primer
+from provisioner.serving.booster.boosts import Preparation, Primer
 from provisioner.serving.booster.headers import for_primer
 from provisioner.serving.conversation import ReplyReader, Skip, make_primer
 
@@ -12,10 +14,15 @@ if TYPE_CHECKING:
 
 # A conversation larger than this is forwarded and not boosted.
 TURN_BYTES: Final = 64 << 20
+# How much of an answer is read at a time: about a millisecond's work, between which other streams get their turn.
+_SLICE_BYTES: Final = 16 << 10
 
 
 class Turn:
-    """Keeps the pieces of a request and its answer until the turn ends, or until it is clear that no boost follows."""
+    """Keeps the pieces of a request and its answer until the turn ends, or until it is clear that no boost follows.
+
+    Nothing is parsed while the answer passes: that would slow down the stream.
+    """
 
     def __init__(self, request: "BaseRequest", path: str) -> None:
         self._path = path
@@ -23,8 +30,9 @@ class Turn:
         off = request.headers.get("X-Booster", "").strip().lower() == "off"
         self._skip: Skip | None = Skip.OFF if off else None
         self._body: list[bytes] = []
+        self._answer: list[bytes] = []
         self._bytes = 0
-        self._reader: ReplyReader | None = None
+        self._streamed = False
         self._ended = False
 
     def take_request(self, chunk: bytes) -> None:
@@ -39,33 +47,36 @@ class Turn:
         elif "Content-Encoding" in answer.headers:
             self._pass_over(Skip.UNREADABLE)
         else:
-            streamed = answer.content_type == "text/event-stream"
-            self._reader = ReplyReader(streamed=streamed)
+            self._streamed = answer.content_type == "text/event-stream"
             # A stream says in its last event that it is complete; clients may leave with that one.
-            self._ended = streamed
+            self._ended = self._streamed
 
     def take_answer(self, chunk: bytes) -> None:
         """A piece of the answer's body that the client has been sent."""
-        if self._reader is not None and self._has_room_for(chunk):
-            self._reader.feed(chunk)
+        if self._has_room_for(chunk):
+            self._answer.append(chunk)
 
     def complete_answer(self) -> None:
         """The whole answer has been sent."""
         self._ended = True
 
-    def finish(self, threshold: int) -> Primer | Skip:
-        """The boost that may follow, or why there is none. Call it once."""
+    def finish(self, threshold: int) -> Preparation | Skip:
+        """What prepares the boost that may follow, or why there is none."""
         if self._skip is not None:
             return self._skip
-        if self._reader is None or not self._ended:
+        if not self._ended:
             return Skip.NOT_COMPLETED
-        reply = self._reader.close()
-        if isinstance(reply, Skip):
-            return reply
-        body = make_primer(b"".join(self._body), reply, threshold=threshold)
-        if isinstance(body, Skip):
-            return body
-        return Primer(path=self._path, headers=self._headers, body=body)
+        if self._bytes < threshold:
+            return Skip.TOO_SHORT
+        passed = PassedTurn(
+            path=self._path,
+            headers=self._headers,
+            request=tuple(self._body),
+            answer=tuple(self._answer),
+            streamed=self._streamed,
+            threshold=threshold,
+        )
+        return passed.prepare
 
     def _has_room_for(self, chunk: bytes) -> bool:
         self._bytes += len(chunk)
@@ -76,4 +87,29 @@ class Turn:
     def _pass_over(self, why: Skip) -> None:
         self._skip = self._skip or why
         self._body.clear()
-        self._reader = None
+        self._answer.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedTurn:
+    """A turn whose answer has been handed over."""
+
+    path: str
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    request: tuple[bytes, ...] = field(repr=False)
+    answer: tuple[bytes, ...] = field(repr=False)
+    streamed: bool
+    threshold: int
+
+    async def prepare(self) -> Primer | Skip:
+        """The boost of this turn, or why there is none; gives way to other tasks while it reads."""
+        reader = ReplyReader(streamed=self.streamed)
+        for chunk in self.answer:
+            for start in range(0, len(chunk), _SLICE_BYTES):
+                reader.feed(chunk[start : start + _SLICE_BYTES])
+                await asyncio.sleep(0)
+        reply = reader.close()
+        if isinstance(reply, Skip):
+            return reply
+        body = make_primer(b"".join(self.request), reply, threshold=self.threshold)
+        return body if isinstance(body, Skip) else Primer(path=self.path, headers=self.headers, body=body)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from provisioner.errors import CannotObtainError, NetworkError, UsageError
-from provisioner.serving.conversation import JsonObject, merge_delta
+from provisioner.serving.conversation import JsonObject, MessageBuilder
 from provisioner.serving.prometheus import ServerCounters, parse_samples, read_counters
 from provisioner.serving.sse import DONE, EventReader
 
@@ -220,7 +220,7 @@ class _StreamNotes:
         self.last = 0.0
         self.events = 0
         self.usage: Usage | None = None
-        self.message: JsonObject = {}
+        self.message = MessageBuilder()
         self.finish_reason: str | None = None
         self.failure: str | None = None
 
@@ -246,7 +246,7 @@ class _StreamNotes:
 
     def _take_choice(self, choice: JsonObject, now: float) -> None:
         delta = choice.get("delta") or {}
-        merge_delta(self.message, delta)
+        self.message.add(delta)
         if choice.get("finish_reason") is not None:
             self.finish_reason = choice["finish_reason"]
         elif "role" in delta and not any(value for name, value in delta.items() if name != "role"):
@@ -273,7 +273,7 @@ class _StreamNotes:
             ended=ended,
             events=self.events,
             usage=self.usage,
-            message=self.message,
+            message=self.message.build(),
             finish_reason=self.finish_reason,
         )
 
