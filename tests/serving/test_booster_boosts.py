@@ -287,7 +287,7 @@ def test_nothing_of_a_conversation_or_a_key_is_told(
 
 
 def test_a_primer_shows_neither_headers_nor_body() -> None:
-    primer = Primer(path="/p", headers=(("Authorization", "Bearer sk-secret"),), body={"messages": ["confidential"]})
+    primer = Primer(path="/p", headers=((b"Authorization", b"Bearer sk-secret"),), body={"messages": ["confidential"]})
     assert "secret" not in repr(primer)
     assert "confidential" not in repr(primer)
 

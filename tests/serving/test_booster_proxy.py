@@ -60,7 +60,7 @@ async def post(url: str, body: dict[str, Any], **headers: str) -> tuple[int, byt
 def test_requests_arrive_as_they_were_sent() -> None:
     request = (
         b"PATCH /v2/any/%2e%2F/..//x;y?q=%20+&a=%C3%A4&b=http://c/d HTTP/1.1\r\n"
-        b"Host: somewhere\r\nX-Odd-cAse: a\r\nX-Twice: 1\r\nx-twice: 2\r\nAuthorization: Bearer sk-1\r\n"
+        b"Host: somewhere\r\nX-Odd-cAse: \xe4\r\nX-Twice: 1\r\nx-twice: 2\r\nAuthorization: Bearer sk-1\r\n"
         b"Cookie: a=b\r\nUser-Agent: raw\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n"
         b"Connection: close, X-Hop\r\nX-Hop: 1\r\nTE: trailers\r\n\r\n\x00\x01\xffabc"
     )
@@ -73,9 +73,9 @@ def test_requests_arrive_as_they_were_sent() -> None:
         lines = head.split(b"\r\n")
         assert lines[0] == b"PATCH /v2/any/%2e%2F/..//x;y?q=%20+&a=%C3%A4&b=http://c/d HTTP/1.1"
         assert [line for line in lines[1:] if not line.startswith((b"Host", b"Connection"))] == [
-            b"X-Odd-cAse: a",
+            b"X-Odd-cAse: \xe4",
             b"X-Twice: 1",
-            b"X-Twice: 2",
+            b"x-twice: 2",
             b"Authorization: Bearer sk-1",
             b"Cookie: a=b",
             b"User-Agent: raw",
@@ -108,7 +108,7 @@ def test_a_chunked_request_stays_one() -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        b"HTTP/1.1 207 Odd Reason\r\nX-One: 1\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 207 Odd Reason\r\nX-One: 1\r\nSet-Cookie: a=1\r\nset-cookie: b=2\r\nContent-Length: 3\r\n\r\nabc",
         b"HTTP/1.1 302 Found\r\nLocation: http://elsewhere/\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Type: a/b\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 204 No Content\r\nX-Empty: yes\r\n\r\n",
@@ -373,18 +373,18 @@ def test_the_boosters_own_pages_and_odd_targets(request_line: bytes, status: byt
 
 
 def test_headers_that_end_at_a_proxy() -> None:
-    raw = [
+    raw = (
         (b"Connection", b"keep-alive, X-Private"),
         (b"x-private", b"1"),
         (b"Keep-Alive", b"timeout=5"),
         (b"Upgrade", b"h2c"),
         (b"X-Keep", b"\xe4"),
-    ]
-    assert end_to_end(raw) == [("X-Keep", "\udce4")]
+    )
+    assert end_to_end(raw) == ((b"X-Keep", b"\xe4"),)
 
 
 def test_headers_of_a_primer_are_the_clients_own_less_those_of_one_request() -> None:
-    raw = [
+    raw = (
         (b"Authorization", b"Bearer k"),
         (b"Host", b"h"),
         (b"Content-Length", b"5"),
@@ -392,10 +392,10 @@ def test_headers_of_a_primer_are_the_clients_own_less_those_of_one_request() -> 
         (b"X-Request-Id", b"7"),
         (b"X-Booster", b"on"),
         (b"X-Tenant", b"t"),
-    ]
+    )
     assert for_primer(raw) == (
-        ("Authorization", "Bearer k"),
-        ("X-Tenant", "t"),
-        ("Content-Type", "application/json"),
-        ("X-Booster", "off"),
+        (b"Authorization", b"Bearer k"),
+        (b"X-Tenant", b"t"),
+        (b"Content-Type", b"application/json"),
+        (b"X-Booster", b"off"),
     )

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from provisioner.serving.booster.headers import RawHeaders
 from provisioner.serving.conversation import JsonObject, Skip
 
 
@@ -13,7 +14,7 @@ class Primer:
     """The request that makes up a boost, with what the client sent along (its key among it, hence not shown)."""
 
     path: str
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    headers: RawHeaders = field(repr=False)
     body: JsonObject = field(repr=False)
 
 

@@ -1,38 +1,35 @@
 """Which headers pass through a proxy. Pure."""
 
-from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeAlias
+
+RawHeaders: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 # Headers about one connection, which end at a proxy (RFC 9110, section 7.6.1); Expect is answered by the booster.
 _HOP_BY_HOP: Final = frozenset(
-    {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
-    | {"transfer-encoding", "upgrade", "expect"}
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
+    | {b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
 # What belongs to the one request that a client made, and not to a primer in its name.
 _OF_ONE_REQUEST: Final = frozenset(
-    {"accept", "accept-encoding", "content-length", "content-type", "host", "idempotency-key", "x-booster"}
-    | {"x-request-id"}
+    {b"accept", b"accept-encoding", b"content-length", b"content-type", b"idempotency-key", b"x-booster"}
+    | {b"x-request-id"}
 )
 
 
-def end_to_end(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Headers that a proxy passes on, in order and spelled as they came; a repeated name is spelled as at first.
-
-    (aiohttp takes a repetition in another spelling for a replacement.)
-    """
-    spelled: dict[str, str] = {}
-    headers = [(spelled.setdefault(_decode(name).lower(), _decode(name)), _decode(value)) for name, value in raw]
+def end_to_end(raw: RawHeaders) -> RawHeaders:
+    """Headers that a proxy passes on, in order and spelled as they came."""
     named = {
-        token.strip().lower() for name, value in headers if name.lower() == "connection" for token in value.split(",")
+        token.strip().lower() for name, value in raw if name.lower() == b"connection" for token in value.split(b",")
     }
-    return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP | named]
+    return tuple((name, value) for name, value in raw if name.lower() not in _HOP_BY_HOP | named)
 
 
-def for_primer(raw: Iterable[tuple[bytes, bytes]]) -> tuple[tuple[str, str], ...]:
+def for_upstream(raw: RawHeaders) -> RawHeaders:
+    """A client's headers as they are passed on; the host that it named is the booster's."""
+    return tuple((name, value) for name, value in end_to_end(raw) if name.lower() != b"host")
+
+
+def for_primer(raw: RawHeaders) -> RawHeaders:
     """Headers of a primer in the name of the client that sent ``raw``; another booster further up leaves it alone."""
-    kept = [(name, value) for name, value in end_to_end(raw) if name.lower() not in _OF_ONE_REQUEST]
-    return (*kept, ("Content-Type", "application/json"), ("X-Booster", "off"))
-
-
-def _decode(text: bytes) -> str:
-    return text.decode("utf-8", "surrogateescape")
+    kept = ((name, value) for name, value in for_upstream(raw) if name.lower() not in _OF_ONE_REQUEST)
+    return (*kept, (b"Content-Type", b"application/json"), (b"X-Booster", b"off"))

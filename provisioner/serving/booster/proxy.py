@@ -1,7 +1,7 @@
 """The booster's HTTP side: forwards every request byte for byte, and hands completed chat turns to the boosts.
 
-aiohttp serves and asks here: it parses HTTP in C on both sides, hands chunks on as they come, and cancels a handler
-whose client went away, which closes the upstream connection and so makes the server drop the request.
+aiohttp serves here: it parses requests in C, and cancels the handler of a client that went away, which closes the
+connection to the server and so makes it drop the request.
 """
 
 import asyncio
@@ -12,20 +12,17 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
-from yarl import URL
 
 from provisioner.serving.booster.boosts import Boosts, Preparation, Primer
-from provisioner.serving.booster.headers import end_to_end
+from provisioner.serving.booster.headers import end_to_end, for_upstream
+from provisioner.serving.booster.http1 import AnswerHead
 from provisioner.serving.booster.stats import ProxyCounts, print_prometheus, stats_to_json
 from provisioner.serving.booster.turns import Turn
+from provisioner.serving.booster.upstream import Answer, Upstream, UpstreamError
 from provisioner.serving.conversation import Skip
 
-CONNECT_SECONDS: Final = 10
-# A server that sends nothing for this long is taken for dead; the longest prefill takes minutes.
-SILENCE_SECONDS: Final = 3600
 BOOST_SECONDS: Final = 1800
 HEADER_BYTES: Final = 64 << 10
 
@@ -43,14 +40,13 @@ class BoosterSettings:
 
 
 class Booster:
-    """The request handler. Use ``open_session`` for its session, and close the boosts when it ends."""
+    """The request handler. Close its boosts when it is no longer needed."""
 
-    def __init__(self, settings: BoosterSettings, session: aiohttp.ClientSession) -> None:
+    def __init__(self, settings: BoosterSettings) -> None:
         self.settings = settings
         self.boosts = Boosts(self._send_primer)
-        self._session = session
+        self._upstream = Upstream.parse(settings.upstream)
         self._counts = ProxyCounts()
-        self._host = URL(settings.upstream).raw_authority
         self._started = asyncio.get_running_loop().time()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -98,27 +94,18 @@ class Booster:
 
     async def _forward(self, request: web.BaseRequest, path: str, turn: Turn | None) -> web.StreamResponse:
         response: web.StreamResponse | None = None
+        headers = for_upstream(tuple(request.raw_headers))
         try:
-            async with self._session.request(
-                request.method,
-                URL(self.settings.upstream + path, encoded=True),
-                headers=_forwarded_headers(request, self._host),
-                data=_body_of(request, turn),
-                allow_redirects=False,
-            ) as answer:
-                response = _Answer(answer)
-                try:
-                    await _pass_on(answer, response, request, turn)
-                finally:
-                    # An answer that is not read to its end is aborted, not drained.
-                    answer.close()
+            async with self._upstream.ask(request.method, path, headers, _body_of(request, turn)) as answer:
+                response = _Passed(answer.head)
+                await _pass_on(answer, response, request, turn)
         except asyncio.CancelledError:
             self._counts.disconnected += 1
             raise
         except _ClientGoneError:
             self._counts.disconnected += 1
             return _hang_up(request)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except UpstreamError as error:
             self._counts.upstream_failures += 1
             return _explain(error) if response is None else _hang_up(request)
         return response
@@ -126,29 +113,31 @@ class Booster:
     async def _send_primer(self, primer: Primer) -> bool:
         """Send a boost and read its answer to the end; True if the server answered it well."""
         try:
-            async with self._session.post(
-                URL(self.settings.upstream + primer.path, encoded=True),
-                headers=CIMultiDict(primer.headers),
-                data=json.dumps(primer.body).encode(),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=BOOST_SECONDS, sock_connect=CONNECT_SECONDS),
-            ) as answer:
-                async for _ in answer.content.iter_any():
+            body = json.dumps(primer.body).encode()
+            headers = (*primer.headers, (b"Content-Length", b"%d" % len(body)))
+            async with (
+                asyncio.timeout(BOOST_SECONDS),
+                self._upstream.ask("POST", primer.path, headers, _whole(body)) as answer,
+            ):
+                async for _ in answer.read_body():
                     pass
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError, RecursionError):
+                return answer.head.status == 200
+        except (UpstreamError, TimeoutError, RecursionError):
             return False
 
 
-class _Answer(web.StreamResponse):
+class _Passed(web.StreamResponse):
     """The upstream's answer: its status, reason and headers, and none that aiohttp would add of its own.
 
     The hook is aiohttp's private one: its public one, a signal, exists for applications with routes alone.
     """
 
-    def __init__(self, answer: aiohttp.ClientResponse) -> None:
-        headers = CIMultiDict(end_to_end(answer.raw_headers))
-        super().__init__(status=answer.status, reason=answer.reason or "", headers=headers)
+    def __init__(self, head: AnswerHead) -> None:
+        headers = CIMultiDict(
+            (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+            for name, value in end_to_end(head.headers)
+        )
+        super().__init__(status=head.status, reason=head.reason, headers=headers)
         self._added = [name for name in ("Date", "Server", "Content-Type") if name not in headers]
 
     async def _prepare_headers(self) -> None:
@@ -161,34 +150,26 @@ class _ClientGoneError(Exception):
     """The client closed its connection before it had the whole answer."""
 
 
-async def _pass_on(
-    answer: aiohttp.ClientResponse, response: web.StreamResponse, request: web.BaseRequest, turn: Turn | None
-) -> None:
-    """Hand the answer on, piece by piece. Raises _ClientGoneError, and aiohttp's errors about upstream as they are."""
+async def _pass_on(answer: Answer, response: web.StreamResponse, request: web.BaseRequest, turn: Turn | None) -> None:
+    """Hand the answer on, piece by piece. Raises _ClientGoneError and UpstreamError."""
     if turn is not None:
-        turn.begin_answer(answer)
+        turn.begin_answer(answer.head)
     await _to_client(response.prepare(request))
-    async for chunk in answer.content.iter_any():
-        await _to_client(response.write(chunk))
+    async for payload in answer.read_body():
+        await _to_client(response.write(payload))
         if turn is not None:
-            turn.take_answer(chunk)
+            turn.take_answer(payload)
     await _to_client(response.write_eof())
     if turn is not None:
         turn.complete_answer()
 
 
 async def _to_client(writing: Awaitable[object]) -> None:
-    """aiohttp has one exception for a lost client and a lost upstream; where it came from tells them apart."""
+    """Write to the client. Raises _ClientGoneError."""
     try:
         await writing
     except ConnectionError as error:
         raise _ClientGoneError from error
-
-
-def _forwarded_headers(request: web.BaseRequest, host: str) -> CIMultiDict[str]:
-    headers = CIMultiDict(end_to_end(request.raw_headers))
-    headers["Host"] = host
-    return headers
 
 
 def _body_of(request: web.BaseRequest, turn: Turn | None) -> AsyncIterator[bytes] | None:
@@ -206,6 +187,10 @@ async def _stream_body(request: web.BaseRequest, turn: Turn | None) -> AsyncIter
         yield chunk
 
 
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
 def _hang_up(request: web.BaseRequest) -> web.StreamResponse:
     """Cut the client's connection, so that it sees the answer end as early as it did upstream."""
     if request.transport is not None:
@@ -213,9 +198,9 @@ def _hang_up(request: web.BaseRequest) -> web.StreamResponse:
     return web.Response(status=502)
 
 
-def _explain(error: Exception) -> web.Response:
+def _explain(error: UpstreamError) -> web.Response:
     """An answer in the server's own form for the case that it gave none."""
-    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+    if error.late:
         return _refuse(504, "the server behind the booster did not answer in time")
     return _refuse(502, "the server behind the booster cannot be reached")
 
@@ -224,23 +209,6 @@ def _refuse(status: int, message: str) -> web.Response:
     """An error of the booster's own, which the header tells from one of the server."""
     error: dict[str, Any] = {"message": message, "type": "booster_error", "param": None, "code": status}
     return web.json_response({"error": error}, status=status, headers={"X-Booster": "error"})
-
-
-def open_session() -> aiohttp.ClientSession:
-    """A session that adds nothing to requests and takes nothing from answers.
-
-    One connection a request: a kept one may have been closed by a server that restarted, and closing it is how a
-    request is aborted.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS),
-        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-        auto_decompress=False,
-        max_line_size=HEADER_BYTES,
-        max_field_size=HEADER_BYTES,
-    )
 
 
 def make_runner(booster: Booster, *, grace_seconds: float) -> web.ServerRunner:

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from provisioner.errors import ConflictError, UsageError
-from provisioner.serving.booster.proxy import Booster, BoosterSettings, make_runner, open_session
+from provisioner.serving.booster.proxy import Booster, BoosterSettings, make_runner
 from provisioner.serving.notify import Notifier
 
 GRACE_SECONDS: Final = 30.0
@@ -66,23 +66,22 @@ async def serve(
     """
     from aiohttp import web
 
-    async with open_session() as session:
-        booster = Booster(settings, session)
-        runner = make_runner(booster, grace_seconds=grace_seconds)
-        await runner.setup()
+    booster = Booster(settings)
+    runner = make_runner(booster, grace_seconds=grace_seconds)
+    await runner.setup()
+    try:
         try:
-            try:
-                await web.TCPSite(runner, host, port).start()
-            except OSError as error:
-                raise CannotListenError(
-                    f"cannot listen: {error.strerror or error}",
-                    where=f"{host}:{port}",
-                    hints=("choose another port with --port, or stop what listens there",),
-                ) from error
-            yield Listening(booster=booster, host=host, port=runner.addresses[0][1])
-        finally:
-            await booster.boosts.close()
-            await runner.cleanup()
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise CannotListenError(
+                f"cannot listen: {error.strerror or error}",
+                where=f"{host}:{port}",
+                hints=("choose another port with --port, or stop what listens there",),
+            ) from error
+        yield Listening(booster=booster, host=host, port=runner.addresses[0][1])
+    finally:
+        await booster.boosts.close()
+        await runner.cleanup()
 
 
 async def run_until_stopped(

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from provisioner.serving.booster.boosts import Preparation, Primer
-from provisioner.serving.booster.headers import for_primer
+from provisioner.serving.booster.headers import RawHeaders, for_primer
+from provisioner.serving.booster.http1 import AnswerHead
 from provisioner.serving.conversation import ReplyReader, Skip, make_primer
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse
     from aiohttp.web import BaseRequest
 
 # A conversation larger than this is forwarded and not boosted.
@@ -26,7 +26,7 @@ class Turn:
 
     def __init__(self, request: "BaseRequest", path: str) -> None:
         self._path = path
-        self._headers = for_primer(request.raw_headers)
+        self._headers = for_primer(tuple(request.raw_headers))
         off = request.headers.get("X-Booster", "").strip().lower() == "off"
         self._skip: Skip | None = Skip.OFF if off else None
         self._body: list[bytes] = []
@@ -40,14 +40,14 @@ class Turn:
         if self._has_room_for(chunk):
             self._body.append(chunk)
 
-    def begin_answer(self, answer: "ClientResponse") -> None:
+    def begin_answer(self, head: AnswerHead) -> None:
         """The answer's status and headers are there."""
-        if answer.status != 200:
+        if head.status != 200:
             self._pass_over(Skip.NOT_COMPLETED)
-        elif "Content-Encoding" in answer.headers:
+        elif head.find(b"content-encoding") is not None:
             self._pass_over(Skip.UNREADABLE)
         else:
-            self._streamed = answer.content_type == "text/event-stream"
+            self._streamed = (head.find(b"content-type") or b"").lower().startswith(b"text/event-stream")
             # A stream says in its last event that it is complete; clients may leave with that one.
             self._ended = self._streamed
 
@@ -95,7 +95,7 @@ class PassedTurn:
     """A turn whose answer has been handed over."""
 
     path: str
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    headers: RawHeaders = field(repr=False)
     request: tuple[bytes, ...] = field(repr=False)
     answer: tuple[bytes, ...] = field(repr=False)
     streamed: bool

@@ -1,0 +1,185 @@
+"""HTTP/1.1 as a proxy needs it: print a request, read an answer's head and body framing. Pure. Source: RFC 9112.
+
+A general parser calls back for every chunk of a chunked body, that is, for every event of a streamed answer. Here a
+whole read is decoded in one loop, which is what keeps a fast stream fast behind the booster.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from provisioner.serving.booster.headers import RawHeaders
+
+_WITHOUT_BODY: Final = frozenset({204, 304})
+_LINE_LIMIT: Final = 8 << 10
+
+
+class MalformedAnswerError(Exception):
+    """The server's bytes are no HTTP answer, or its body ended too early."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerHead:
+    """Status line and headers as they came."""
+
+    status: int
+    reason: str
+    headers: RawHeaders
+
+    def find(self, name: bytes) -> bytes | None:
+        """The last value of a header; ``name`` in lower case."""
+        return next((value for key, value in reversed(self.headers) if key.lower() == name), None)
+
+
+def print_request_head(method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Request line and headers, with the empty line after them."""
+    lines = [f"{method} {path} HTTP/1.1".encode("utf-8", "surrogateescape")]
+    lines += [name + b": " + value for name, value in headers]
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def print_chunk(data: bytes) -> bytes:
+    """A chunk of a chunked body; of no data, its end."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def parse_answer_head(head: bytes) -> AnswerHead:
+    """Parse everything before the empty line. Raises MalformedAnswerError."""
+    first, *lines = head.split(b"\r\n")
+    version, _, rest = first.partition(b" ")
+    status, _, reason = rest.partition(b" ")
+    if not version.startswith(b"HTTP/1.") or len(status) != 3 or not status.isdigit():
+        raise MalformedAnswerError("no status line")
+    headers = []
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip():
+            raise MalformedAnswerError("a header line that is none")
+        headers.append((name, value.strip(b" \t")))
+    return AnswerHead(status=int(status), reason=reason.decode("utf-8", "replace"), headers=tuple(headers))
+
+
+class BodyFraming(Protocol):
+    """Takes the bytes after the head and gives the payload in them. ``done`` is true once the body is whole."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def feed(self, data: bytes) -> bytes:
+        """Payload of the next bytes. Raises MalformedAnswerError."""
+
+    def end(self) -> None:
+        """The connection ended. Raises MalformedAnswerError unless the body may end there."""
+
+
+def framing_of(method: str, head: AnswerHead) -> BodyFraming:
+    """How the body of an answer to ``method`` is framed. Raises MalformedAnswerError."""
+    if method == "HEAD" or head.status in _WITHOUT_BODY:
+        return SizedBody(0)
+    coding = head.find(b"transfer-encoding")
+    if coding is not None and coding.lower().endswith(b"chunked"):
+        return ChunkedBody()
+    length = head.find(b"content-length")
+    if length is None:
+        return BodyUntilEnd()
+    if not length.isdigit():
+        raise MalformedAnswerError("a Content-Length that is no number")
+    return SizedBody(int(length))
+
+
+class SizedBody:
+    """A body of a stated length."""
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    def feed(self, data: bytes) -> bytes:
+        payload = data[: self._left]
+        self._left -= len(payload)
+        return payload
+
+    def end(self) -> None:
+        if self._left:
+            raise MalformedAnswerError("the answer ended before its length")
+
+
+class BodyUntilEnd:
+    """A body that the end of the connection ends."""
+
+    def __init__(self) -> None:
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+    def end(self) -> None:
+        self._done = True
+
+
+class ChunkedBody:
+    """A body in chunks; extensions and trailers are dropped."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        # Bytes of the current chunk that are still to come, its line end included.
+        self._left = 0
+        self._in_trailer = False
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def feed(self, data: bytes) -> bytes:
+        if self._left > 2 and len(data) <= self._left - 2:
+            self._left -= len(data)
+            return data
+        data = self._rest + data
+        payload: list[bytes] = []
+        position = 0
+        while not self._done:
+            position = self._finish_chunk(data, position, payload)
+            line_end = -1 if self._left else data.find(b"\r\n", position)
+            if line_end < 0:
+                break
+            self._begin_chunk(data[position:line_end])
+            position = line_end + 2
+        self._rest = b"" if self._left else data[position:]
+        if len(self._rest) > _LINE_LIMIT:
+            raise MalformedAnswerError("a chunk without a size")
+        return b"".join(payload)
+
+    def end(self) -> None:
+        if not self._done:
+            raise MalformedAnswerError("the answer ended before its last chunk")
+
+    def _finish_chunk(self, data: bytes, position: int, payload: list[bytes]) -> int:
+        """Take what is there of the current chunk; returns the position after it."""
+        if not self._left:
+            return position
+        taken = min(self._left, len(data) - position)
+        # The last two bytes of what is left are the line end.
+        payload.append(data[position : position + min(taken, max(0, self._left - 2))])
+        self._left -= taken
+        return position + taken
+
+    def _begin_chunk(self, line: bytes) -> None:
+        if self._in_trailer:
+            self._done = not line
+            return
+        try:
+            size = int(line.partition(b";")[0], 16)
+        except ValueError:
+            raise MalformedAnswerError("a chunk's size that is no number") from None
+        if size < 0:
+            raise MalformedAnswerError("a chunk's size that is no number")
+        self._in_trailer = size == 0
+        self._left = size + 2 if size else 0
