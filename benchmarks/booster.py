@@ -25,6 +25,8 @@ EDGE = 25
 UNPACED_EVENTS = 60_000
 REQUESTS = 10_000
 AT_ONCE = 50
+# A boost would compete with what is measured next.
+NO_BOOSTS = ("--threshold", str(10**9))
 _SENT = re.compile(rb'"sent":(\d{19})')
 
 
@@ -48,7 +50,17 @@ def _source() -> Iterator[int]:
 def _booster(port: int) -> Iterator[tuple[int, int]]:
     """Process id and port of a booster in front of ``port``."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "provisioner", "booster", "--upstream", f"http://127.0.0.1:{port}", "--port", "0"],
+        [
+            sys.executable,
+            "-m",
+            "provisioner",
+            "booster",
+            "--upstream",
+            f"http://127.0.0.1:{port}",
+            "--port",
+            "0",
+            *NO_BOOSTS,
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -128,9 +128,11 @@ class ChunkedBody:
     """A body in chunks; extensions and trailers are dropped."""
 
     def __init__(self) -> None:
+        # Bytes that were no whole line yet, and payload of the current chunk that is still to come.
         self._rest = b""
-        # Bytes of the current chunk that are still to come, its line end included.
         self._left = 0
+        # Length of the line end between a chunk's payload and the next size: before the first size there is none.
+        self._gap = 0
         self._in_trailer = False
         self._done = False
 
@@ -139,47 +141,62 @@ class ChunkedBody:
         return self._done
 
     def feed(self, data: bytes) -> bytes:
-        if self._left > 2 and len(data) <= self._left - 2:
+        if self._left >= len(data):
             self._left -= len(data)
             return data
-        data = self._rest + data
-        payload: list[bytes] = []
-        position = 0
-        while not self._done:
-            position = self._finish_chunk(data, position, payload)
-            line_end = -1 if self._left else data.find(b"\r\n", position)
-            if line_end < 0:
-                break
-            self._begin_chunk(data[position:line_end])
-            position = line_end + 2
-        self._rest = b"" if self._left else data[position:]
+        payload = [data[: self._left]]
+        data = self._rest + data[self._left :]
+        self._left = 0
+        position = self._take_chunks(data, payload)
+        if self._in_trailer:
+            position = self._take_trailer(data, position)
+        self._rest = data[position:]
         if len(self._rest) > _LINE_LIMIT:
-            raise MalformedAnswerError("a chunk without a size")
+            raise MalformedAnswerError("a line of a chunked body that does not end")
         return b"".join(payload)
 
     def end(self) -> None:
         if not self._done:
             raise MalformedAnswerError("the answer ended before its last chunk")
 
-    def _finish_chunk(self, data: bytes, position: int, payload: list[bytes]) -> int:
-        """Take what is there of the current chunk; returns the position after it."""
-        if not self._left:
-            return position
-        taken = min(self._left, len(data) - position)
-        # The last two bytes of what is left are the line end.
-        payload.append(data[position : position + min(taken, max(0, self._left - 2))])
-        self._left -= taken
-        return position + taken
+    def _take_chunks(self, data: bytes, payload: list[bytes]) -> int:
+        """Add the payload of the chunks that ``data`` begins with; returns where what is no whole line begins."""
+        position = 0
+        while not self._in_trailer:
+            begin = position + self._gap
+            line_end = data.find(b"\r\n", begin)
+            if line_end < 0:
+                return position
+            if data[position:begin] not in (b"", b"\r\n"):
+                raise MalformedAnswerError("a chunk that is longer than its size")
+            size = _parse_size(data[begin:line_end])
+            self._gap = 2
+            position = line_end + 2 + size
+            if size == 0:
+                self._in_trailer = True
+            elif position > len(data):
+                self._left = position - len(data)
+                payload.append(data[line_end + 2 :])
+                return len(data)
+            else:
+                payload.append(data[line_end + 2 : position])
+        return position
 
-    def _begin_chunk(self, line: bytes) -> None:
-        if self._in_trailer:
-            self._done = not line
-            return
-        try:
-            size = int(line.partition(b";")[0], 16)
-        except ValueError:
-            raise MalformedAnswerError("a chunk's size that is no number") from None
-        if size < 0:
-            raise MalformedAnswerError("a chunk's size that is no number")
-        self._in_trailer = size == 0
-        self._left = size + 2 if size else 0
+    def _take_trailer(self, data: bytes, position: int) -> int:
+        while not self._done:
+            line_end = data.find(b"\r\n", position)
+            if line_end < 0:
+                return position
+            self._done = line_end == position
+            position = line_end + 2
+        return position
+
+
+def _parse_size(line: bytes) -> int:
+    try:
+        size = int(line.partition(b";")[0] if b";" in line else line, 16)
+    except ValueError:
+        raise MalformedAnswerError("a chunk's size that is no number") from None
+    if size < 0:
+        raise MalformedAnswerError("a chunk's size that is no number")
+    return size
