@@ -49,21 +49,8 @@ def _source() -> Iterator[int]:
 @contextlib.contextmanager
 def _booster(port: int) -> Iterator[tuple[int, int]]:
     """Process id and port of a booster in front of ``port``."""
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "provisioner",
-            "booster",
-            "--upstream",
-            f"http://127.0.0.1:{port}",
-            "--port",
-            "0",
-            *NO_BOOSTS,
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "provisioner", "booster", "--upstream", f"http://127.0.0.1:{port}", "--port", "0"]
+    process = subprocess.Popen([*command, *NO_BOOSTS], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         yield process.pid, int(process.stderr.readline().split(",")[0].rpartition(":")[2])

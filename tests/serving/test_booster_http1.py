@@ -118,8 +118,16 @@ def test_a_head_is_read_as_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"SSH-2.0-x", b"HTTP/1.1 20 OK", b"HTTP/1.1 2xx OK", b"HTTP/1.1 200 OK\r\nno colon", b"HTTP/1.1 200 OK\r\n a: b"]
-)  # fmt: skip
+    "text",
+    [
+        b"",
+        b"SSH-2.0-x",
+        b"HTTP/1.1 20 OK",
+        b"HTTP/1.1 2xx OK",
+        b"HTTP/1.1 200 OK\r\nno colon",
+        b"HTTP/1.1 200 OK\r\n a: b",
+    ],
+)
 def test_what_is_no_head_is_refused(text: bytes) -> None:
     with pytest.raises(MalformedAnswerError):
         parse_answer_head(text)

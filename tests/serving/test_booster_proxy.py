@@ -235,8 +235,7 @@ def test_an_early_refusal_of_a_large_body_comes_through() -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
         await writer.drain()
-        await reader.read(1 << 20)
-        await asyncio.sleep(0.2)
+        # Closing with the body unread resets the connection right behind the answer.
         writer.close()
 
     async def main() -> None:

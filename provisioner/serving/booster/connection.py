@@ -1,6 +1,8 @@
 """A connection to the server: what came is never lost to how it ended, and nobody has to wait without a limit."""
 
 import asyncio
+import contextlib
+import os
 from typing import Final
 
 # What may wait unread before the server has to.
@@ -8,8 +10,11 @@ _UNREAD_BYTES: Final = 1 << 20
 
 
 class Connection(asyncio.Protocol):
-    """One TCP connection. asyncio's streams forget what they hold when a connection is reset; a refusal of a request
-    that was not read to its end comes with just that."""
+    """One TCP connection.
+
+    asyncio's streams forget what they hold when a connection is reset, and with just that ends the refusal of a request
+    which the server did not read to its end.
+    """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -65,10 +70,23 @@ class Connection(asyncio.Protocol):
         # Nothing is said after an answer's end, so the transport may close itself.
         return False
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended shows in what came before
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._read_what_is_left()
         self._ended = True
         self._wake(self._arrival)
         self._wake(self._writable)
+
+    def _read_what_is_left(self) -> None:
+        """A reset met while sending closes the transport, though the answer before it may still be in the kernel."""
+        transport = self._transport
+        if transport is None or transport.get_extra_info("sslcontext") is not None:
+            return
+        handle = transport.get_extra_info("socket").fileno()
+        # The socket does not block, and it is closed after this call.
+        with contextlib.suppress(OSError):
+            while data := os.read(handle, _UNREAD_BYTES):
+                self._pieces.append(data)
 
     def pause_writing(self) -> None:
         self._writable = asyncio.get_running_loop().create_future()
