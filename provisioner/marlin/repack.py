@@ -523,7 +523,7 @@ class TorchEngine:
     def gather_strips(self, weight: Weight) -> int:
         import torch
 
-        return max(1, int(torch.get_num_threads()) * (1 << 19) // (weight.size_k * STRIP * weight.bits // 8))
+        return max(1, int(torch.get_num_threads()) * (256 << 10) // (weight.size_k * STRIP * weight.bits // 8))
 
     def view(self, words: torch.Tensor) -> Any:
         return words

@@ -1,10 +1,10 @@
 """The patch that puts the repack into vLLM: its text, and vLLM's own ``_custom_ops.py`` of ten releases with it."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
-import tomllib
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from provisioner.digests import digest_of
 from provisioner.marlin.cases import Case, random_words
 from provisioner.marlin.layout import Activation, Layout, Packing, all_layouts, reference_repack
-from provisioner.patching.diff import manifest_of, parse_patch
 from provisioner.patching.hunks import Applied, apply_change, cut_of, reverse_change
 from provisioner.patching.model import Create, Cut, Modify, Patch, Verdict
+from provisioner.patching.store import StoredPatch, cuts_of, load_series_patch, read_stored_patch
 from provisioner.wheels.names import Target, choose
 from provisioner.wheels.settings import read_settings
 from provisioner.wheels.source import candidates, open_wheel, parse_spec
@@ -35,17 +36,18 @@ FUNCTIONS = ("gptq_marlin_repack", "awq_marlin_repack", "gptq_marlin_moe_repack"
 
 
 @pytest.fixture(scope="module")
-def metadata() -> dict[str, Any]:
-    return tomllib.loads((FOLDER / "patch.toml").read_text(encoding="utf-8"))
+def stored() -> StoredPatch:
+    return read_stored_patch(FOLDER)
 
 
 @pytest.fixture(scope="module")
-def patch(metadata: dict[str, Any]) -> Patch:
-    file = metadata["variant"][0]["file"]
-    return parse_patch((FOLDER / file).read_bytes(), id=metadata["id"], source=file, root=metadata["root"])
+def patch(stored: StoredPatch) -> Patch:
+    """The one text; loading it proves digest, files, hunks and counts of ``patch.toml``."""
+    (variant,) = stored.variants
+    return load_series_patch(stored, variant).patch
 
 
-def test_the_patch_is_cut_from_the_source(patch: Patch, metadata: dict[str, Any]) -> None:
+def test_the_patch_is_cut_from_the_source(patch: Patch) -> None:
     """``python patches/sm80-cpu-repack/cut.py`` makes it so again."""
     hook, module = patch.changes
     assert isinstance(hook, Modify)
@@ -54,21 +56,19 @@ def test_the_patch_is_cut_from_the_source(patch: Patch, metadata: dict[str, Any]
     made = apply_change(None, module)
     assert isinstance(made, Applied)
     assert made.content == SOURCE.read_bytes()
-    (variant,) = metadata["variant"]
-    assert variant["sha256"] == patch.digest == digest_of((FOLDER / variant["file"]).read_bytes())
 
 
-def test_the_metadata_says_what_the_text_holds(patch: Patch, metadata: dict[str, Any]) -> None:
-    said = {entry.pop("path"): entry for entry in (dict(entry) for entry in metadata["variant"][0]["files"])}
-    assert {
-        file.path: {"hunks": file.hunks, "added": file.added, "removed": file.removed, "scopes": [""] * file.hunks}
-        for file in manifest_of(patch).files
-    } == said
+@pytest.mark.parametrize("version", [*RELEASES, "0.26.1rc1.dev1024+g1fe3a1571"])
+def test_one_variant_covers_releases_and_nightlies(stored: StoredPatch, version: str) -> None:
+    variant = stored.variant_for(Version(version))
+    assert variant is stored.variants[0]
+    assert stored.variant_for(Version("0.23.0")) is None
 
 
-def test_the_note_on_the_cause_names_the_check_and_takes_no_side(metadata: dict[str, Any]) -> None:
-    assert "disagree" in metadata["cause"]
-    assert "provision verify --full" in metadata["cause"]
+def test_the_note_on_the_cause_names_the_check_and_takes_no_side(stored: StoredPatch) -> None:
+    assert stored.cause is not None
+    assert "disagree" in stored.cause
+    assert "provision verify --full" in stored.cause
 
 
 def test_the_added_module_loads_light(tmp_path: Path) -> None:
@@ -97,22 +97,23 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def cut(originals: dict[str, bytes], patch: Patch, metadata: dict[str, Any]) -> Cut:
-    cut = cut_of(originals[metadata["variant"][0]["cut_against"]], patch.changes[0])
-    assert cut is not None
-    return cut
+def cut(originals: dict[str, bytes], patch: Patch, stored: StoredPatch) -> Cut:
+    """What the store says of the file that the hunk was cut against; true of the real one."""
+    (variant,) = stored.variants
+    said = cuts_of(variant)[HOOKED]
+    assert said == cut_of(originals[str(variant.cut_against)], patch.changes[0])
+    return said
 
 
 @pytest.mark.network
 @pytest.mark.parametrize("release", RELEASES)
 def test_one_text_applies_to_every_release(
-    originals: dict[str, bytes], patch: Patch, cut: Cut, release: str, metadata: dict[str, Any]
+    originals: dict[str, bytes], patch: Patch, cut: Cut, release: str
 ) -> None:
     pristine = originals[release]
     done = apply_change(pristine, patch.changes[0], cut)
     assert isinstance(done, Applied)
     assert done.verdict in (Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET)
-    assert list(cut.scopes) == metadata["variant"][0]["files"][0]["scopes"]
     assert done.content is not None
     back = reverse_change(done.content, patch.changes[0], cut)
     assert isinstance(back, Applied)
@@ -323,3 +324,84 @@ def test_vllms_own_packer_agrees(oracle: Any, layout: Layout, size_k: int, size_
         values, size_k, size_n, layout.bits, oracle.get_weight_perm(layout.bits, narrow), is_a_8bit=narrow
     )
     assert int((mutated != made).sum()) == 1
+
+
+# --- a real vLLM, without a GPU -------------------------------------------------------------------------------------
+
+IN_VLLM = """
+import hashlib, importlib.util, json, sys
+overlay = json.loads(sys.argv[1])
+
+class Overlay:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, overlay[name]) if name in overlay else None
+
+sys.meta_path.insert(0, Overlay)
+import vllm._custom_ops as ops
+import torch
+
+words = torch.arange(64 * 128 // 4, dtype=torch.int32).mul_(2654435761 - (1 << 32)).view(16, 128)
+answer = {"routed": [hasattr(getattr(ops, name), "__wrapped__") for name in sys.argv[2].split(",")]}
+try:
+    made = ops.gptq_marlin_repack(words, torch.empty(0, dtype=torch.int32), 64, 128, 8)
+    answer["digest"] = hashlib.sha256(made.numpy().tobytes()).hexdigest()
+except (AttributeError, NotImplementedError, RuntimeError) as error:
+    answer["refused"] = type(error).__name__
+print(json.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a venv with vLLM 0.27.1: the one that PROVISION_TEST_VENV names, or one made here."""
+    if given := os.environ.get("PROVISION_TEST_VENV"):
+        return Path(given) / "bin/python"
+    home = tmp_path_factory.mktemp("home")
+    subprocess.run(
+        [sys.executable, "-m", "provisioner", "hynix-stable", "--bare"],
+        env={**os.environ, "PROVISION_HOME": str(home), "PYTHONPATH": str(REPOSITORY)},
+        cwd=home,
+        capture_output=True,
+        timeout=1200,
+        check=True,
+    )
+    return home / "venvs/hynix-stable/bin/python"
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_real_vllm_imports_pristine_and_patched(
+    real_vllm: Path, originals: dict[str, bytes], patch: Patch, cut: Cut, tmp_path: Path
+) -> None:
+    """Without a GPU; the patched files are laid over the installed package, which is not touched."""
+    overlay = {}
+    for change, content in zip(patch.changes, (originals["0.27.1"], None), strict=True):
+        done = apply_change(content, change, cut if content is not None else Cut())
+        assert isinstance(done, Applied)
+        assert done.content is not None
+        path = tmp_path / Path(change.path).name
+        path.write_bytes(done.content)
+        overlay[change.path.removesuffix(".py").replace("/", ".")] = str(path)
+
+    def ask(files: dict[str, str], setting: str) -> dict[str, Any]:
+        result = subprocess.run(
+            [str(real_vllm), "-c", IN_VLLM, json.dumps(files), ",".join(FUNCTIONS)],
+            env={**os.environ, "VLLM_MARLIN_CPU_REPACK": setting, "NUMBA_CACHE_DIR": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        return dict(json.loads(result.stdout.splitlines()[-1]))
+
+    words = (np.arange(64 * 128 // 4, dtype=np.uint32) * np.uint32(2654435761)).reshape(16, 128)
+    made = digest_of(reference_repack(words, Layout(bits=8)).tobytes())
+    pristine = ask({}, "1")
+    assert pristine["routed"] == [False] * 4
+    assert "digest" not in pristine
+    assert ask(overlay, "1") == {"routed": [True] * 4, "digest": made}
+    assert ask(overlay, "auto") == {"routed": [True] * 4, "refused": pristine["refused"]}
