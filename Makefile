@@ -2,6 +2,8 @@
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Two workers, whole files each: fixtures of a file are built once.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 # Without an argument pip follows the user's own settings: index, mirror, find-links, proxy, certificate.
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
@@ -19,10 +21,10 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 test: dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: dev
-	$(BIN)/python -m pytest -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
 
 check: lint types test
 

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from provisioner.drift.bisect import Bisection
+    from provisioner.drift.builds import Builds
     from provisioner.drift.model import DriftReport
     from provisioner.drift.scan import Subject
     from provisioner.wheels.names import Candidate
@@ -58,17 +59,19 @@ def drift(
     own = _own_patches(patches or [], root, strip, cut_against, index_url)
     task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url)
     with open_reporter() as reporter:
-        reporter.stage(f"judge {len(task.builds)} builds")
+        reporter.stage(f"judge {len(task.builds.found)} builds")
+        for line in task.builds.missing:
+            reporter.warn(line)
         if bisect is not None:
             return _finish_bisection(_bisect(task, *bisect, reporter), wanted, output)
-        report = _scan(task, task.builds, reporter)
+        report = _scan(task, task.builds.found, reporter)
     return _finish(report, wanted, output)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
     subjects: "tuple[Subject, ...]"
-    builds: "tuple[Candidate, ...]"
+    builds: "Builds"
     settings: "IndexSettings"
     against: tuple[str, ...]
 
@@ -77,7 +80,7 @@ def _own_patches(
     patches: list[Path], root: str, strip: int | None, cut_against: str | None, index_url: str | None
 ) -> "list[Subject]":
     from provisioner.cli.context import read_context
-    from provisioner.drift.builds import find_builds
+    from provisioner.drift.builds import find_one_build
     from provisioner.drift.subjects import stack_subject
     from provisioner.wheels.source import open_wheel
 
@@ -86,8 +89,7 @@ def _own_patches(
     base = None
     if cut_against is not None:
         settings = read_context(index_url).settings()
-        (found,) = find_builds([f"pypi:{cut_against}"], settings, last=1)
-        base = open_wheel(found, settings)
+        base = open_wheel(find_one_build(f"pypi:{cut_against}", settings), settings)
     return [stack_subject(patches, root=root, strip=strip, base=base)]
 
 
@@ -125,7 +127,7 @@ def _scan(task: _Task, builds: "tuple[Candidate, ...]", reporter: Any) -> "Drift
 def _bisect(task: _Task, good: str, bad: str, reporter: Any) -> "Bisection":
     from provisioner.drift.bisect import find_turns
 
-    return find_turns(task.builds, good, bad, lambda build: _scan(task, (build,), reporter).columns[0])
+    return find_turns(task.builds.found, good, bad, lambda build: _scan(task, (build,), reporter).columns[0])
 
 
 def _finish(report: "DriftReport", form: str, output: Path | None) -> int:

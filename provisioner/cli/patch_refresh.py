@@ -27,7 +27,7 @@ def refresh(
     Example: [bold]provision patch refresh pr50021-gdn-spec-bounds --onto pypi:0.28.0[/bold]
     """
     from provisioner.cli.context import read_context
-    from provisioner.drift.builds import find_builds
+    from provisioner.drift.builds import find_one_build
     from provisioner.errors import ConflictError
     from provisioner.patching.store import load_series_patch, open_stored_patch
     from provisioner.provisioning import refreshing
@@ -37,9 +37,9 @@ def refresh(
 
     settings = read_context(index_url).settings()
     stored = open_stored_patch(patches_folder(), patch_id)
-    (target,) = find_builds([onto], settings, last=1)
+    target = find_one_build(onto, settings)
     variant = nearest_variant(stored, target.version)
-    (base,) = find_builds([f"pypi:{variant.cut_against}"], settings, last=1)
+    base = find_one_build(f"pypi:{variant.cut_against}", settings)
     item = load_series_patch(stored, variant)
     found = refreshing.refresh_onto(item, open_wheel(base, settings), open_wheel(target, settings))
     folder = Path(WORK_FOLDER.format(id=patch_id, version=target.version))

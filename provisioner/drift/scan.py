@@ -64,6 +64,9 @@ def scan(
         reporter.amount(0, len(opened), "wheels")
         groups = _group(opened)
         judged = dict(zip(groups, pool.map(lambda reads: _judge(subjects, reads[0]), groups.values()), strict=True))
+        for item in opened:
+            if isinstance(item, _Read):
+                item.wheel.close()
         traffic = transport.traffic
     columns = _Historian(opened, judged).columns()
     reused = sum(len(reads) - 1 for reads in groups.values())

@@ -33,7 +33,7 @@ VERDICTS = {
 
 
 def run(settings, *subjects: Subject, spec: str = "pypi") -> DriftReport:
-    builds = find_builds([spec], settings)
+    builds = find_builds([spec], settings).found
     return scan(subjects or (subject(),), builds, settings, against=[spec], reporter=Silence())
 
 
@@ -55,8 +55,8 @@ def test_equal_files_are_read_and_judged_once(settings, index: IndexServer):
 
 
 def test_the_newest_builds_and_ranges(settings):
-    assert [str(item.version) for item in find_builds(["pypi"], settings, last=2)] == ["1.6", "1.7"]
-    assert [str(item.version) for item in find_builds(["pypi:>=1.2,<1.4"], settings)] == ["1.2", "1.3"]
+    assert [str(item.version) for item in find_builds(["pypi"], settings, last=2).found] == ["1.6", "1.7"]
+    assert [str(item.version) for item in find_builds(["pypi:>=1.2,<1.4"], settings).found] == ["1.2", "1.3"]
     with pytest.raises(NoSuchBuildError):
         find_builds(["pypi:>=9"], settings)
 
@@ -99,7 +99,7 @@ def test_a_drift_keeps_its_key_until_it_changes(settings):
 
 
 def bisect(settings, good: str, bad: str):
-    builds = find_builds(["pypi"], settings)
+    builds = find_builds(["pypi"], settings).found
     item = subject()
     judge = lambda build: scan([item], [build], settings, against=[], reporter=Silence()).columns[0]  # noqa: E731
     return find_turns(builds, good, bad, judge)
@@ -141,3 +141,19 @@ def test_the_forms_of_a_report_agree(settings):
 def test_annotations_cannot_be_broken_out_of(settings):
     for line in print_github(run(settings)).splitlines():
         assert line.startswith("::")
+
+
+def test_a_listed_commit_without_a_build_is_told(index: IndexServer, settings, tmp_path):
+    from dataclasses import replace
+
+    from tests.drift.builds import OLD, build
+
+    commit = "a" * 40
+    index.add_build(commit, {wheel_filename(f"1.9.dev1+g{commit[:9]}"): build(f"1.9.dev1+g{commit[:9]}", OLD)})
+    listed = tmp_path / "commits"
+    listed.write_text(f"{commit}\n{'b' * 40}\n")
+    own = replace(settings, vllm_index=index.url, github_api=None)
+    builds = find_builds([f"commits:{listed}"], own)
+    assert [item.commit for item in builds.found] == [commit]
+    (line,) = builds.missing
+    assert line.startswith("b" * 40)
