@@ -1,10 +1,13 @@
 """What a server's log shows: each symptom is found, in the last start alone, and nothing in a healthy log."""
 
+from pathlib import Path
+
 import pytest
 
 from provisioner.serving.doctor.logs import SYMPTOMS, read_log, shorten
 from provisioner.serving.findings import Severity
 
+LOGS = Path(__file__).parent / "logs"
 START = "(APIServer pid=7) INFO 11-30 10:00:00 [api_utils.py:330] vLLM server version 0.27.1, serving model /models/q"
 CONFIG = "(EngineCore pid=9) INFO 11-30 10:00:05 [core.py:90] config: model='/models/q', enable_prefix_caching=True, "
 READY = "(APIServer pid=7) INFO:     Application startup complete."
@@ -73,6 +76,13 @@ def test_each_symptom_is_found_with_its_line(lines, id_):
     shown = found(*lines)
     assert id_ in shown
     assert shown[id_]
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.log")), ids=lambda path: path.stem)
+def test_what_a_real_server_wrote(path):
+    """Logs of vLLM 0.32.0 on a CPU, shortened; each is named by what was done to it."""
+    found = [finding.id for finding in read_log(path.read_text(encoding="utf-8").splitlines())]
+    assert found == [path.stem]
 
 
 def test_every_symptom_says_what_to_run_next():

@@ -109,7 +109,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
         id="load-memory",
         pattern=re.compile(
             r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|No available memory for the cache blocks|"
-            r"larger than the available KV cache|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+            r"larger than the available KV cache|less than requested memory for kv|"
+            r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
         ),
         what="memory ran out while the model loaded",
         next=(
