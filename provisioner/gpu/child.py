@@ -467,12 +467,9 @@ class Ballast:
         self._torch = torch
         self._device = device
         self._pieces: list[Any] = []
+        self.filled = 0
         self._ramp = torch.arange(PIECE_BYTES // 4, dtype=torch.int32, device=device)
         self._scratch = torch.empty_like(self._ramp)
-
-    @property
-    def filled(self) -> int:
-        return sum(piece.numel() * 4 for piece in self._pieces)
 
     def fill(self, target: int, progress: Callable[[int, int], None]) -> None:
         """Allocate and write pieces until ``target`` bytes are held or the card gives no more."""
@@ -497,6 +494,7 @@ class Ballast:
 
     def release(self) -> None:
         self._pieces.clear()
+        self.filled = 0
         gc.collect()
         if self._device == "cuda":
             self._torch.cuda.empty_cache()
@@ -511,6 +509,7 @@ class Ballast:
             raise
         piece.copy_(self._expected(len(self._pieces), piece.numel()))
         self._pieces.append(piece)
+        self.filled += size
         return True
 
     def _expected(self, index: int, words: int) -> Any:

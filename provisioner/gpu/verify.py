@@ -369,6 +369,7 @@ class _Check:
         match message.get("event"):
             case "torch":
                 self._torch = {key: str(value) for key, value in message["facts"].items()}
+                self._refuse_other_card(self._torch.get("uuid"))
             case "op":
                 self._schemas = dict(message["schemas"])
             case "code":
@@ -377,6 +378,11 @@ class _Check:
                 self._layers = Layers(**{key: value for key, value in message.items() if key != "event"})
             case _:
                 pass
+
+    def _refuse_other_card(self, uuid: str | None) -> None:
+        """CUDA must have handed over the card that was chosen; torch writes its UUID without the prefix."""
+        if uuid and uuid.removeprefix("GPU-") != self._card.uuid.removeprefix("GPU-"):
+            self._conclude(Verdict.TOOLCHAIN, f"CUDA handed over card GPU-{uuid}, not {self._card.uuid}")
 
     def _read_code(self, message: Message) -> Code:
         file, digest = str(message["file"]), str(message["digest"])

@@ -184,3 +184,17 @@ def test_pieces_that_share_memory_are_found(child: ModuleType) -> None:
     ballast._pieces[0] = ballast._pieces[1]  # what a card that reports more memory than it has does
     wrong, _ = ballast.check(lambda done, total: None)
     assert wrong > 8_000_000
+
+
+def test_a_sweep_fills_what_is_free_and_says_so(child: ModuleType) -> None:
+    voice = Recorder()
+    session = child.Session(torch, {"device": "cpu"}, voice)
+    session.run({"name": "memory", "ballast": {"share": 1.0, "headroom": 64 << 20}})
+    assert [message["event"] for message in voice.said if message["event"] != "progress"] == [
+        "stage",
+        "ballast",
+        "ballast-check",
+        "stage-end",
+    ]
+    ballast = next(message for message in voice.said if message["event"] == "ballast")
+    assert (ballast["asked"], ballast["filled"]) == (256 << 20, 192 << 20)

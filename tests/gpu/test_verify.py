@@ -1,12 +1,14 @@
 """Whole checks with real child processes and a real native library, on the CPU in the place of a card."""
 
+import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from provisioner.gpu.verify import (
 )
 from provisioner.progress import Silence
 
+from .conftest import GPU, MARLIN
 from .fake_nvml import GIB, FakeCard, FakeNvml
 from .op_library import NAME
 
@@ -187,6 +190,32 @@ def test_a_native_hang_is_a_wedge_where_nobody_can_ask_the_card(target: Target) 
     assert time.monotonic() - started < 90
 
 
+def test_a_child_whose_parent_is_gone_leaves_the_card(target: Target) -> None:
+    request = {
+        "device": "cpu",
+        "libraries": [str(target.site_packages / "vllm" / NAME)],
+        "fallback": str(MARLIN / "repack.py"),
+        "reference": str(MARLIN / "layout.py"),
+        "stages": [{"name": "low", "cases": [asdict(few_cases(Selection.SMOKE)[0])], "sparse": True}],
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-I", str(GPU / "child.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OP_MOOD": "hang"},
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(json.dumps(request) + "\n")
+    child.stdin.close()
+    for line in child.stdout:
+        if '"progress"' in line:
+            break
+    child.stdout.close()
+    assert child.wait(timeout=20) == 1
+
+
 @pytest.mark.parametrize(
     ("after", "verdict", "words"),
     [
@@ -284,15 +313,46 @@ def test_ballast_that_the_card_cannot_hold_is_not_a_pass(target: Target, tmp_pat
     assert "--occupancy" in report.why
 
 
-@pytest.mark.slow
-def test_the_full_form_has_a_process_a_stage(target: Target) -> None:
-    report = check(target, bench(), replace(WISH, form=Form.FULL))
-    assert report.verdict is Verdict.BIT_EXACT, report.why
-    assert [stage.name for stage in report.stages] == ["low", "loaded", "after", "large", "memory"]
-    sweep = report.stages[-1].ballast
-    assert sweep is not None
-    assert sweep.filled == 256 * MIB
+ECHO = """
+import json, os, sys
+request = json.loads(sys.stdin.readline())
+say = lambda **values: print(json.dumps(values), flush=True)
+for role in ("compiled", "fallback", "reference"):
+    say(event="code", role=role, file="/x", digest=role, device="cpu", origin="")
+for stage in request["stages"]:
+    say(event="stage", stage=stage["name"])
+    for case in stage.get("cases", ()):
+        say(event="result", case=f"{case['name']} {os.getpid()}", outcome="fails", why="told")
+    if "ballast" in stage:
+        say(event="ballast", asked=100, filled=90, used=98, free=2)
+        say(event="ballast-check", wrong=0, first=None)
+    say(event="stage-end", stage=stage["name"], seconds=1)
+say(event="done")
+"""
+
+
+def test_the_full_form_has_a_process_a_stage(target: Target, tmp_path: Path) -> None:
+    program = tmp_path / "child.py"
+    program.write_text(ECHO)
+    full = replace(bench(), program=program, cases=select_cases)
+    report = check(target, full, replace(WISH, form=Form.FULL, model=tmp_path))
+    by_name = {stage.name: stage for stage in report.stages}
+    assert list(by_name) == ["low", "loaded", "after", "large", "memory", "model"]
+    processes = {failure.case.split()[-1] for stage in report.stages for failure in stage.failures}
+    assert len(processes) == 4
+    assert len(by_name["loaded"].failures) > len(by_name["low"].failures) > len(by_name["after"].failures)
+    assert len(by_name["large"].failures) == 1
+    assert by_name["memory"].verdict is Verdict.BIT_EXACT
     assert report.untested is not None
+    assert "which driver, torch and others hold" in report.untested
+
+
+def test_the_quick_form_has_one_process(target: Target, tmp_path: Path) -> None:
+    program = tmp_path / "child.py"
+    program.write_text(ECHO)
+    report = check(target, replace(bench(), program=program))
+    assert [stage.name for stage in report.stages] == ["low", "loaded", "after"]
+    assert len({failure.case.split()[-1] for stage in report.stages for failure in stage.failures}) == 1
 
 
 def script(folder: Path, *lines: str, ending: str = "") -> Path:
@@ -330,6 +390,16 @@ def test_one_program_under_two_names_is_no_proof(target: Target, tmp_path: Path)
     report = check(target, replace(bench(), program=script(tmp_path, *said, *stage)))
     assert report.verdict is Verdict.NOT_RUN
     assert "three different programs" in report.why
+
+
+def test_another_card_than_the_chosen_one_is_no_pass(target: Target, tmp_path: Path) -> None:
+    facts = '{"event": "torch", "facts": {"version": "2.13.0", "uuid": "UUID"}}'
+    own = script(tmp_path, facts.replace("UUID", CARD.uuid.removeprefix("GPU-")), *PASSING)
+    assert check(target, replace(bench(), program=own)).verdict is Verdict.BIT_EXACT
+    other = script(tmp_path, facts.replace("UUID", "0" * 8), *PASSING)
+    report = check(target, replace(bench(), program=other))
+    assert report.verdict is Verdict.TOOLCHAIN
+    assert "CUDA handed over card GPU-00000000" in report.why
 
 
 def test_a_child_that_says_nothing(target: Target, tmp_path: Path) -> None:
