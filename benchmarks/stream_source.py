@@ -42,6 +42,8 @@ async def _send_events(writer: asyncio.StreamWriter, events: int, rate: float) -
     loop = asyncio.get_running_loop()
     start = loop.time()
     for number in range(events):
+        if writer.is_closing():
+            return
         if rate:
             await asyncio.sleep(start + number / rate - loop.time())
         writer.write(frame(BEFORE + b"%019d" % time.monotonic_ns() + AFTER))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from provisioner.serving.booster.boosts import Boosts, Preparation, Primer
 from provisioner.serving.booster.headers import end_to_end, for_upstream
@@ -133,12 +132,10 @@ class _Passed(web.StreamResponse):
     """
 
     def __init__(self, head: AnswerHead) -> None:
-        headers = CIMultiDict(
-            (name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
-            for name, value in end_to_end(head.headers)
-        )
-        super().__init__(status=head.status, reason=head.reason, headers=headers)
-        self._added = [name for name in ("Date", "Server", "Content-Type") if name not in headers]
+        super().__init__(status=head.status, reason=head.reason)
+        for name, value in end_to_end(head.headers):
+            self.headers.add(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+        self._added = [name for name in ("Date", "Server", "Content-Type") if name not in self.headers]
 
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
