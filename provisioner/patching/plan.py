@@ -53,12 +53,19 @@ def plan_without(
     """The steps that take single patches out of a tree while the other applied ones stay.
 
     Raises UsageError for an id that the series does not have, ForeignBytesError for foreign bytes, and ConflictError,
-    naming them, if applied patches do not go on without the ones taken out.
+    naming them, if applied patches do not go on without the ones taken out, or others are there in part or in an older
+    text and would be lost.
     """
     unknown = sorted(set(ids) - {item.patch.id for item in series})
     if unknown:
-        raise UsageError(f"the series has no patch {', '.join(unknown)}", hints=("provision patch list",))
+        raise UsageError(f"the series has no patch {', '.join(unknown)}", hints=("provision patch check --help",))
     _refuse_foreign(verdict)
+    half = [p.id for p in verdict.patches if p.verdict in (Verdict.PARTIAL, Verdict.STALE_VERSION) and p.id not in ids]
+    if half:
+        raise ConflictError(
+            f"{_listed(half)} would be lost: not all of it is there, or an older text of it",
+            hints=(f"provision patch revert {' '.join([*sorted(ids), *half])}",),
+        )
     there = {patch.id for patch in verdict.patches if _is_there(patch)}
     kept = [item for item in series if item.patch.id in there and item.patch.id not in ids]
     base = {path: replace(files[path], content=verdict.pristine[path]) for path in touched_paths(kept)}

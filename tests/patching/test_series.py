@@ -357,6 +357,16 @@ def test_one_patch_is_taken_out_if_its_successors_do_not_need_it() -> None:
         plan_without(SERIES, found, facts, ["p9"], record_of(PRISTINE))
 
 
+def test_taking_a_patch_out_does_not_lose_another_that_is_there_in_an_older_text() -> None:
+    older = change(PRISTINE, OPS, "load_4 = x + 4", "load_4 = x + 41")
+    series = (replace(SERIES[0], former=(patch_of("p1", PRISTINE, older),)), *SERIES[2:])
+    disk = {**older, **{path: THREE[path] for path in (MATH, NEW)}}
+    found = judge(series, disk)
+    assert verdicts(found) == {"p1": "stale-version", "p3": "applied", "p4": "applies"}
+    with pytest.raises(ConflictError, match="p1 would be lost"):
+        plan_without(series, found, facts_of(series, disk), ["p3"], record_of(PRISTINE))
+
+
 def test_steps_come_in_the_order_of_paths_with_deletions_last() -> None:
     facts = {path: FileFacts(path=path, content=content) for path, content in (("a", b"1"), ("b", None), ("c", b"3"))}
     steps = steps_to({"a": None, "b": b"2", "c": b"4"}, facts, {})
