@@ -9,7 +9,6 @@ from provisioner import __version__
 from provisioner.digests import digest_of
 from provisioner.environment.site import Site
 from provisioner.errors import CannotObtainError, NotRestoredError, RestoredError
-from provisioner.patching.diff import print_patch
 from provisioner.patching.hold import Holder, hold_environment
 from provisioner.patching.model import (
     FileVerdict,
@@ -163,7 +162,7 @@ def _keep(site: Site, looked: _Looked) -> None:
         if content is not None:
             objects.put(content)
     for source in looked.sources:
-        objects.put(print_patch(source.series.patch))
+        objects.put(source.kept)
 
 
 def _make_receipt(site: Site, looked: _Looked) -> Receipt:
@@ -203,7 +202,7 @@ def describe_applied(source: PatchSource, patch: PatchVerdict) -> AppliedPatch:
     return AppliedPatch(
         id=patch.id,
         source=patch.source,
-        text=digest_of(print_patch(source.series.patch)),
+        text=digest_of(source.kept),
         policy=source.policy,
         verdict=str(Verdict.APPLIED),
         files=tuple(

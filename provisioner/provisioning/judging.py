@@ -300,7 +300,7 @@ def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
     if text is not None:
         patch = parse_patch(text, id=entry.id, source=entry.source)
         roots = frozenset(change.path.partition("/")[0] for change in patch.changes if isinstance(change, Create))
-        return PatchSource(series=SeriesPatch(patch=patch, cuts=cuts, new_roots=roots), policy=policy)
+        return PatchSource(series=SeriesPatch(patch=patch, cuts=cuts, new_roots=roots), policy=policy, text=text)
     from provisioner.patching.store import find_text  # few commands come here
 
     series = find_text(patches_folder(), entry.id, entry.text)

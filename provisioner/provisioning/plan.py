@@ -102,7 +102,16 @@ def describe_action(action: Action) -> str:
 
 
 def is_receipt_current(old: Receipt | None, new: Receipt) -> bool:
-    """Whether a receipt already says all that a new one would (its time and tool version do not count)."""
+    """Whether a receipt already says all that a new one would. Its time, the tool's version and the scopes of hunks,
+    which are an aid and not a state, do not count."""
     if old is None:
         return False
-    return new == replace(old, created=new.created, tool=new.tool, verification=new.verification)
+    same = replace(old, created=new.created, tool=new.tool, verification=new.verification)
+    return _without_scopes(new) == _without_scopes(same)
+
+
+def _without_scopes(receipt: Receipt) -> Receipt:
+    patches = [
+        replace(patch, files=tuple(replace(file, scopes=()) for file in patch.files)) for patch in receipt.patches
+    ]
+    return replace(receipt, patches=tuple(patches))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from provisioner.errors import UsageError
+from provisioner.patching.diff import print_patch
 from provisioner.patching.model import SeriesPatch
 from provisioner.patching.stack import SUFFIXES, Reading, name_apart, read_overlay, read_patch_file, read_stack
 from provisioner.policy import PatchPolicy
@@ -19,15 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchSource:
-    """A patch and what is asked of it."""
+    """A patch and what is asked of it. ``text`` is its text where that needs no root or strip level to be read."""
 
     series: SeriesPatch
     policy: PatchPolicy = PatchPolicy.REQUIRED
+    text: bytes | None = field(default=None, repr=False)
 
     @property
     def id(self) -> str:
         """The patch's name in its series."""
         return self.series.patch.id
+
+    @property
+    def kept(self) -> bytes:
+        """What is kept with an environment in which the patch is applied."""
+        return print_patch(self.series.patch) if self.text is None else self.text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +100,9 @@ def _read_stored(folder: Path, version: Version) -> PatchSource:
     from provisioner.provisioning.store import nearest_variant
 
     stored = open_stored_patch(folder.parent, folder.name)
-    return PatchSource(series=load_series_patch(stored, nearest_variant(stored, version)))
+    variant = nearest_variant(stored, version)
+    text = None if stored.root else stored.file_of(variant).read_bytes()
+    return PatchSource(series=load_series_patch(stored, variant), text=text)
 
 
 def _once(sources: Iterable[PatchSource]) -> list[PatchSource]:

@@ -13,11 +13,15 @@ from provisioner.patching.transaction import is_interrupted
 from provisioner.provisioning.checks import commits_agree, read_build, read_torch
 from provisioner.provisioning.forks import find_series
 from provisioner.provisioning.inspect import Absent, Adoptable, Installed, Unfinished, inspect_environment
+from provisioner.provisioning.judging import applied_sources
 from provisioner.provisioning.series import pristine_only
 from provisioner.provisioning.state import objects_of, read_receipt
 from provisioner.receipt import Receipt
 from provisioner.recipe import PatchPolicy, Recipe
 from provisioner.wheels.record import Record
+
+ADDED = "added"
+"""Stands for the policy of a patch that was applied to the environment beside the recipe's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,24 +148,27 @@ def _receipt_problems(receipt: Receipt | None, commit: str | None, site: Site) -
 
 def _patch_problems(patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
     settled = {Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES}
-    return tuple(
+    unsettled = [
         f"{patch.id} is {patch.policy} and its verdict is {patch.verdict}"
         for patch in patches
         if patch.policy == PatchPolicy.REQUIRED and patch.verdict not in settled
-    )
+    ]
+    return (*unsettled, *(f"{patch.id} is applied and not the recipe's" for patch in patches if patch.policy == ADDED))
 
 
 def _judge(recipe: Recipe, venv: Path, site: Site) -> tuple[PatchStatus, ...]:
     series = find_series(recipe, venv, site.version)
-    facts = gather_facts(site, touched_paths((*series.patches, *series.unwanted)), objects=objects_of(site.state_dir))
+    added = [source.series for source in applied_sources(site) if source.id not in series.policies]
+    patches = (*series.patches, *added)
+    facts = gather_facts(site, touched_paths((*patches, *series.unwanted)), objects=objects_of(site.state_dir))
     now = {path: digest_of(fact.content) if fact.content is not None else None for path, fact in facts.items()}
     recorded = {path: fact.recorded for path, fact in facts.items()}
-    verdicts = list(judge_series(series.patches, facts, site.record).patches)
+    verdicts = list(judge_series(patches, facts, site.record).patches)
     verdicts += [verdict for patch in series.unwanted for verdict in _judge_alone(patch, facts, site.record)]
     return tuple(
         PatchStatus(
             id=verdict.id,
-            policy=str(series.policies[verdict.id]),
+            policy=str(series.policies.get(verdict.id, ADDED)),
             verdict=str(verdict.verdict),
             why=verdict.why,
             files=_files_of(verdict, recorded, now),
