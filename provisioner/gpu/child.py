@@ -45,8 +45,8 @@ _KINDS = (
     (
         "toolchain",
         r"unsupported toolchain|device not ready|no kernel image|driver version is insufficient|undefined symbol|"
-        r"cannot open shared object|file too short|invalid ELF header|compatibility mode|not compiled with CUDA|"
-        r"unsupported display driver|driver on your system is too old|named symbol not found|"
+        r"cannot open shared object|file too short|invalid ELF header|compatibility mode|forward compatibility|"
+        r"not compiled with CUDA|unsupported display driver|driver on your system is too old|named symbol not found|"
         r"shared object initialization failed",
     ),
     (
@@ -266,6 +266,9 @@ class Comparison:
         if compiled is None:
             self._say(case, "fails", f"the compiled op refuses what the fallback takes: {refusal}")
             return
+        if compiled.shape != answer.shape or compiled.dtype != answer.dtype:
+            self._say(case, "fails", f"the compiled answer is {describe(compiled)}, the fallback's {describe(answer)}")
+            return
         differences = list(self._compare(case, given, compiled.cpu(), answer, sparse=sparse))
         outcome = "fails" if differences else "agrees"
         why = "answers differ" if differences else ""
@@ -290,6 +293,9 @@ class Comparison:
             self._say(case, "fails", f"the compiled op refuses what the fallback takes: {refusal}")
             return True
         band = self._reference_band(case, given, 0, LAYER_BAND_ROWS)
+        if compiled.shape != answer.shape or compiled.dtype != answer.dtype:
+            self._say(case, "fails", f"the compiled answer is {describe(compiled)}, the fallback's {describe(answer)}")
+            return True
         same = torch.equal(compiled, self._upload(answer)) and torch.equal(answer[: band.shape[0]], band)
         differences = [] if same else list(self._compare(case, given, compiled.cpu(), answer, sparse=False))
         self._say(case, "agrees" if same else "fails", "" if same else "answers differ", differences=differences)
@@ -417,6 +423,10 @@ def poison_free_memory(torch: Any, case: Case, device: str) -> None:
 def synchronize(torch: Any, device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def describe(tensor: Any) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def describe_difference(

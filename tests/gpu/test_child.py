@@ -99,6 +99,13 @@ def test_an_unwritten_word_shows_as_a_difference(compare: Any, mood: pytest.Monk
     assert {result["outcome"] for result in compare(name="hole")} == {"fails"}
 
 
+def test_an_answer_of_another_shape_is_a_failure(compare: Any, mood: pytest.MonkeyPatch) -> None:
+    mood.setenv("OP_MOOD", "short")
+    (first, _) = compare(name="short")
+    assert first["outcome"] == "fails"
+    assert first["why"] == "the compiled answer is (4, 511) torch.int32, the fallback's (4, 512) torch.int32"
+
+
 def test_harm_to_the_input_is_found(compare: Any, mood: pytest.MonkeyPatch) -> None:
     mood.setenv("OP_MOOD", "harms-input")
     assert "the compiled op changed its input" in {result["why"] for result in compare(name="input")}

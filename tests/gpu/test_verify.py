@@ -66,8 +66,18 @@ def site_packages(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def target(site_packages: Path) -> Target:
+def real_target(site_packages: Path) -> Target:
+    """An environment whose op library is a real one."""
     return Target(python=Path(sys.executable), site_packages=site_packages, version="0.27.1", patches={"one": "a" * 64})
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    """An environment for children that only say what they are told; nothing has to be compiled for it."""
+    site = tmp_path / "site-packages"
+    (site / "vllm").mkdir(parents=True)
+    (site / "vllm" / NAME).write_bytes(b"not loaded")
+    return Target(python=Path(sys.executable), site_packages=site, version="0.27.1")
 
 
 def bench(**moods: str) -> Bench:
@@ -107,10 +117,10 @@ def answering(card: Card) -> Probe:
     return Probe(verdict=ProbeVerdict.ANSWERS, steps=(), why="the card answers", seconds=0.1)
 
 
-def test_a_pass_says_what_it_rests_on(target: Target, tmp_path: Path) -> None:
+def test_a_pass_says_what_it_rests_on(real_target: Target, tmp_path: Path) -> None:
     kmsg = tmp_path / "kmsg"
     kmsg.touch()
-    report = check(target, replace(bench(), probe=answering, sources=lambda card: (KmsgSource(kmsg),)))
+    report = check(real_target, replace(bench(), probe=answering, sources=lambda card: (KmsgSource(kmsg),)))
     assert (report.verdict, report.health) == (Verdict.BIT_EXACT, Health.WELL), report.why
     assert [stage.name for stage in report.stages] == ["low", "loaded", "after"]
     assert all(stage.verdict is Verdict.BIT_EXACT and stage.agreed == 4 for stage in report.stages)
@@ -139,15 +149,15 @@ def test_a_pass_says_what_it_rests_on(target: Target, tmp_path: Path) -> None:
         ("none", Verdict.UNSUPPORTED, "does not register gptq_marlin_repack"),
     ],
 )
-def test_schemas(target: Target, schema: str, verdict: Verdict, words: str) -> None:
-    report = check(target, bench(OP_SCHEMA=schema))
+def test_schemas(real_target: Target, schema: str, verdict: Verdict, words: str) -> None:
+    report = check(real_target, bench(OP_SCHEMA=schema))
     assert report.verdict is verdict
     assert words in report.why
     assert report.verdict.exit_code == {Verdict.BIT_EXACT: 0, Verdict.UNSUPPORTED: 4}[verdict]
 
 
-def test_a_crash_names_signal_and_case(target: Target) -> None:
-    report = check(target, bench(OP_MOOD="crash"))
+def test_a_crash_names_signal_and_case(real_target: Target) -> None:
+    report = check(real_target, bench(OP_MOOD="crash"))
     assert (report.verdict, report.verdict.exit_code) == (Verdict.LOST, 8)
     assert "the process was ended by SIGSEGV in gptq-w4-a16-160x256" in report.why
     assert report.health is Health.UNOBSERVED
@@ -172,28 +182,28 @@ def test_what_a_child_gives_up_for(target: Target, tmp_path: Path, kind: str, ve
     assert report.why == "low: as it says"
 
 
-def test_a_mismatch_keeps_going_and_counts(target: Target) -> None:
+def test_a_mismatch_keeps_going_and_counts(real_target: Target) -> None:
     # Each process makes 4 calls that answer in `low`; the fault begins in `loaded`.
-    report = check(target, bench(OP_MOOD="wrong-word", OP_WHEN="6"))
+    report = check(real_target, bench(OP_MOOD="wrong-word", OP_WHEN="6"))
     assert (report.verdict, report.verdict.exit_code) == (Verdict.MISMATCH, 1)
     assert [stage.verdict for stage in report.stages] == [Verdict.BIT_EXACT, Verdict.MISMATCH, Verdict.MISMATCH]
     difference = report.stages[1].failures[0].differences[0]
     assert (difference.words, difference.left, difference.right) == (1, "compiled", "fallback")
 
 
-def test_a_native_hang_is_a_wedge_where_nobody_can_ask_the_card(target: Target) -> None:
+def test_a_native_hang_is_a_wedge_where_nobody_can_ask_the_card(real_target: Target) -> None:
     started = time.monotonic()
-    report = check(target, replace(bench(OP_MOOD="hang"), limits=Limits(start=60, silence=3, work=3, total=90)))
+    report = check(real_target, replace(bench(OP_MOOD="hang"), limits=Limits(start=60, silence=3, work=3, total=90)))
     assert report.verdict is Verdict.WEDGED
     assert "hung in gptq-w4-a16-160x256" in report.why
     assert "a warm reboot" in report.why
     assert time.monotonic() - started < 90
 
 
-def test_a_child_whose_parent_is_gone_leaves_the_card(target: Target) -> None:
+def test_a_child_whose_parent_is_gone_leaves_the_card(real_target: Target) -> None:
     request = {
         "device": "cpu",
-        "libraries": [str(target.site_packages / "vllm" / NAME)],
+        "libraries": [str(real_target.site_packages / "vllm" / NAME)],
         "fallback": str(MARLIN / "repack.py"),
         "reference": str(MARLIN / "layout.py"),
         "stages": [{"name": "low", "cases": [asdict(few_cases(Selection.SMOKE)[0])], "sparse": True}],
@@ -264,8 +274,8 @@ def kill_children() -> None:
             os.kill(int(status.parent.name), signal.SIGKILL)
 
 
-def test_kill_9_amid_real_work(target: Target) -> None:
-    report = check(target, bench(), reporter=KillAt("compare: loaded", 0))
+def test_kill_9_amid_real_work(real_target: Target) -> None:
+    report = check(real_target, bench(), reporter=KillAt("compare: loaded", 0))
     assert report.verdict is Verdict.LOST
     assert "SIGKILL" in report.why
     assert [stage.verdict for stage in report.stages] == [Verdict.BIT_EXACT, Verdict.LOST]
