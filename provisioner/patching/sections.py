@@ -238,9 +238,9 @@ class _Parser:
         if not self._line().startswith(b"@@"):
             self._fail("no hunk after the file header: the text is cut off or malformed")
         while self._line().startswith(b"@@"):
-            section.hunks.append(self._read_hunk(section.crlf, section.hunks))
+            section.hunks.append(self._read_hunk(section.hunks, crlf=section.crlf))
 
-    def _read_hunk(self, crlf: bool, before: list[Hunk]) -> Hunk:  # noqa: FBT001
+    def _read_hunk(self, before: list[Hunk], *, crlf: bool) -> Hunk:
         match = _HUNK.fullmatch(self._line())
         if match is None:
             self._fail("a malformed hunk header", expected="@@ -LINE,COUNT +LINE,COUNT @@", found=show(self._line()))
