@@ -198,7 +198,10 @@ def revert(
 
 
 def show(
-    patch: Annotated[str, typer.Argument(metavar="ID", help="The id of a patch of the store, or a patch file.")],
+    patch: Annotated[str, typer.Argument(metavar="ID", help="The id of a patch, or a patch file.")],
+    venv: Venv = None,
+    site_packages: SitePackages = None,
+    package: Package = "vllm",
     version: Annotated[
         str | None, typer.Option("--version", metavar="VERSION", help="Show the text for this version (default: last).")
     ] = None,
@@ -208,13 +211,18 @@ def show(
 ) -> int:
     """Show what a patch is for, what it holds, and its text; the output is itself a patch that applies.
 
+    With an environment: the patch as it was applied there, wherever it came from.
+
     Example: [bold]provision patch show pr50021-gdn-spec-bounds[/bold]
     """
     from provisioner.cli import render
     from provisioner.cli.patch_views import describe_shown, shown_text
-    from provisioner.provisioning.showing import show_patch
+    from provisioner.provisioning.showing import show_applied, show_patch
 
-    shown = show_patch(patch, version, _reading(root, strip))
+    if venv or site_packages:
+        shown = show_applied(_open_installed(venv, site_packages, package, None).site, patch)
+    else:
+        shown = show_patch(patch, version, _reading(root, strip))
     if as_json:
         render.print_json("patch-show", describe_shown(shown))
     else:
@@ -442,7 +450,7 @@ def _show_changes(judgement: "Judgement", files: "tuple[FileOutcome, ...]", *, a
         render.print_json("patch-apply", {**describe_judgement(judgement), "files": [asdict(file) for file in files]})
         return
     if not files:
-        render.print_text(f"nothing to do: {len(judgement.verdict.patches)} patches are applied")
+        render.print_text("nothing to do: every patch is applied")
         return
     render.print_table(("PATCH", "FOUND", "FILE", "DETAIL"), judgement_rows(judgement.verdict))
     render.print_text("")

@@ -155,16 +155,17 @@ def load_series_patch(patch: StoredPatch, variant: PatchVariant) -> SeriesPatch:
     return SeriesPatch(patch=parsed, cuts=cuts_of(variant), former=tuple(former))
 
 
-def find_text(store: Path, patch_id: str, digest: Digest) -> SeriesPatch | None:
-    """The text of a patch with this digest, today's or a former one; None where the store does not have it."""
+def find_text(store: Path, patch_id: str, digest: Digest) -> tuple[SeriesPatch, bytes] | None:
+    """The patch whose text has this digest, today's or a former one, and the text; None where the store lacks it."""
     if patch_id not in stored_ids(store):
         return None
     patch = read_stored_patch(store / patch_id)
     for variant in patch.variants:
+        former = patch.folder / FORMER_FOLDER / f"{digest}.patch"
         if variant.digest == digest:
-            return load_series_patch(patch, variant)
+            return load_series_patch(patch, variant), patch.file_of(variant).read_bytes()
         if digest in variant.former:
-            return SeriesPatch(patch=_load_text(patch, patch.folder / FORMER_FOLDER / f"{digest}.patch", digest))
+            return SeriesPatch(patch=_load_text(patch, former, digest)), former.read_bytes()
     return None
 
 

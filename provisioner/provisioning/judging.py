@@ -303,8 +303,8 @@ def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
         return PatchSource(series=SeriesPatch(patch=patch, cuts=cuts, new_roots=roots), policy=policy, text=text)
     from provisioner.patching.store import find_text  # few commands come here
 
-    series = find_text(patches_folder(), entry.id, entry.text)
-    return PatchSource(series=series, policy=policy) if series else None
+    found = find_text(patches_folder(), entry.id, entry.text)
+    return PatchSource(series=found[0], policy=policy, text=found[1]) if found else None
 
 
 def _succeed(known: PatchSource, source: PatchSource) -> PatchSource:

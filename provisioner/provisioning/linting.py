@@ -8,8 +8,9 @@ from provisioner.errors import InvalidPatchError
 from provisioner.patching.diff import manifest_of
 from provisioner.patching.model import Create, Manifest, SeriesPatch
 from provisioner.patching.stack import SERIES_FILE, SUFFIXES, Reading, read_patch_file, read_stack
-from provisioner.patching.store import PATCH_FILE, load_series_patch, read_stored_patch
+from provisioner.patching.store import load_series_patch, read_stored_patch
 from provisioner.provisioning.judging import Tree, find_scopes, record_of
+from provisioner.resources import is_stored_patch, patches_folder
 from provisioner.wheels.record import Record
 
 
@@ -30,11 +31,14 @@ def lint(names: Iterable[str], reading: Reading, tree: Tree | None = None) -> tu
 
     Raises UsageError for a name that is no file and no folder.
     """
-    return tuple(finding for name in names for finding in _lint_named(Path(name), reading, tree))
+    return tuple(finding for name in names for finding in _lint_named(name, reading, tree))
 
 
-def _lint_named(path: Path, reading: Reading, tree: Tree | None) -> Sequence[Finding]:
-    if (path / PATCH_FILE).is_file():
+def _lint_named(name: str, reading: Reading, tree: Tree | None) -> Sequence[Finding]:
+    path, stored = Path(name), patches_folder() / name
+    if "/" not in name and is_stored_patch(stored):
+        return [_lint_stored(stored, tree)]
+    if is_stored_patch(path):
         return [_lint_stored(path, tree)]
     if path.is_dir() and (path / SERIES_FILE).is_file():
         return _lint_series(path, reading, tree)

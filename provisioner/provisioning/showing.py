@@ -5,11 +5,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from provisioner.environment.site import Site
 from provisioner.errors import NoSuchBuildError, UsageError
 from provisioner.patching.diff import manifest_of, print_patch
 from provisioner.patching.model import Manifest
 from provisioner.patching.stack import Reading, read_patch_file
 from provisioner.patching.store import PATCH_FILE, PatchVariant, StoredPatch, open_stored_patch, read_stored_patch
+from provisioner.provisioning.judging import applied_sources
 from provisioner.resources import patches_folder
 
 
@@ -45,6 +47,20 @@ def show_patch(name: str, version: str | None, reading: Reading) -> ShownPatch:
         stored=stored,
         variant=variant,
     )
+
+
+def show_applied(site: Site, patch_id: str) -> ShownPatch:
+    """The patch with this id as it stands in an environment.
+
+    Raises UsageError where it does not.
+    """
+    sources = {source.id: source for source in applied_sources(site)}
+    source = sources.get(patch_id)
+    if source is None:
+        raise UsageError(f"{patch_id!r} is not applied here", found=", ".join(sources) or "no patch at all")
+    patch = source.series.patch
+    scopes = {path: tuple(scope or "" for scope in cut.scopes) for path, cut in source.series.cuts.items()}
+    return ShownPatch(id=patch.id, source=patch.source, manifest=manifest_of(patch, scopes), text=source.kept)
 
 
 def _show_file(path: Path, reading: Reading) -> ShownPatch:

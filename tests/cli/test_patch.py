@@ -208,7 +208,7 @@ def test_apply_then_again_then_revert(desk: Desk) -> None:
     assert desk.read("demo/sub/four.py") == b"new = 1\n"
     stamps = desk.stamps()
     again = desk.run("apply", patch)
-    assert (again.code, again.out) == (0, "nothing to do: 1 patches are applied\n")
+    assert (again.code, again.out) == (0, "nothing to do: every patch is applied\n")
     assert desk.stamps() == stamps
     assert desk.check(patch).verdicts() == {"fix": "applied"}
     reverted = desk.run("revert")
@@ -591,6 +591,17 @@ def test_lint_refuses_with_file_and_line(desk: Desk, text: bytes, line: int) -> 
     assert desk.read("demo/two.py") == FILES["demo/two.py"]
 
 
+def test_show_in_an_environment_prints_what_was_applied_there(desk: Desk) -> None:
+    patch = desk.patch("a", two=[(b"value = 1", b"value = 10")])
+    assert desk.run("show", "a").code == 2
+    assert desk.run("apply", patch).code == 0
+    text = patch.read_bytes()
+    patch.unlink()
+    shown = desk.run("show", "a")
+    assert shown.code == 0
+    assert shown.out.endswith(text.decode())
+
+
 def test_lint_on_a_tree_tells_scopes_and_what_is_not_shipped(desk: Desk) -> None:
     text = desk.patch("x", one=[(b"    step_4()\n", b"    step_44()\n")]).read_bytes()
     patch = desk.write("pull", text + b"--- a/tests/t.py\n+++ b/tests/t.py\n@@ -1 +1 @@\n-old\n+new\n")
@@ -612,6 +623,10 @@ def test_show_prints_a_patch_with_what_is_known_of_it(desk: Desk) -> None:
     assert desk.run("show", "pr50021-gdn-spec-bounds", "--version", "0.1", where=False).code == 4
     assert desk.run("show", "pr50021-gdn-spec-bounds", "--version", "x", where=False).code == 2
     assert desk.run("show", "nothing", where=False).code == 2
+    assert (
+        desk.run("lint", "pr50021-gdn-spec-bounds", "--json", where=False).json["patches"][0]["files"]
+        == as_json["files"]
+    )
     assert desk.run("show", copy, where=False).out.count("diff --git") == len(linted["files"])
 
 

@@ -7,6 +7,7 @@ from provisioner.digests import digest_of
 from provisioner.errors import InvalidPatchError, UsageError
 from provisioner.patching.model import Create, Cut, Modify
 from provisioner.patching.store import (
+    find_text,
     load_series_patch,
     open_stored_patch,
     parse_patch_toml,
@@ -77,6 +78,17 @@ def test_a_patch_with_its_text_scopes_and_former_texts(tmp_path: Path) -> None:
     assert series_patch.patch.digest == digest_of(TEXT)
     assert series_patch.cuts["pkg/a.py"] == Cut(scopes=("f",))
     assert [former.digest for former in series_patch.former] == [digest_of(FORMER)]
+
+
+def test_a_text_is_found_by_its_digest(tmp_path: Path) -> None:
+    _make_patch(tmp_path)
+    now, former = find_text(tmp_path, "p1", digest_of(TEXT)), find_text(tmp_path, "p1", digest_of(FORMER))
+    assert now is not None
+    assert (now[1], now[0].cuts["pkg/a.py"]) == (TEXT, Cut(scopes=("f",)))
+    assert former is not None
+    assert (former[1], former[0].patch.digest) == (FORMER, digest_of(FORMER))
+    assert find_text(tmp_path, "p1", digest_of(b"")) is None
+    assert find_text(tmp_path, "p2", digest_of(TEXT)) is None
 
 
 def test_a_digest_of_the_file_cut_against_is_taken(tmp_path: Path) -> None:
