@@ -209,7 +209,7 @@ def _find_program(patch_id: str) -> Path | None:
 def _lay_out(site: Site, patch: AppliedPatch, folder: Path) -> bool:
     """Write the files that ``patch`` touches, as shipped, below ``folder``; False where one is not kept."""
     objects = objects_of(site.state_dir)
-    for file in patch.files:
+    for file in (file for file in patch.files if file.path in site.record):
         shipped = site.record.digest(file.path)
         content = objects.get(shipped) if shipped is not None else None
         if content is None:

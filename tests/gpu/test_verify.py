@@ -270,7 +270,7 @@ def kill_children() -> None:
             parent = status.read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
-        if int(parent) == os.getpid():
+        if int(parent) == os.getpid() and b"child.py" in (status.parent / "cmdline").read_bytes():
             os.kill(int(status.parent.name), signal.SIGKILL)
 
 
