@@ -58,7 +58,7 @@ def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: "Wish"
     from provisioner.gpu.report import VerifyReport
     from provisioner.provisioning.verification import allocator_of, find_card, verify_site
 
-    card = find_card(gpu, dict(os.environ))
+    card = find_card(gpu, os.environ, form=wish.form)
     if isinstance(card, VerifyReport):
         return card
     chosen, folder = _find_environment(recipe, venv)

@@ -381,6 +381,8 @@ def _health_line(report: VerifyReport) -> str:
             return f"well: no new Xid ({sources})"
         case Health.FAULT:
             return f"fault: {', '.join(f'Xid {event.code}' for event in report.xids)} ({sources})"
+        case Health.UNOBSERVED if not report.xid_unreadable:
+            return "unobserved: nothing was run"
         case Health.UNOBSERVED:
             return f"unobserved: no source of Xids could be read ({'; '.join(report.xid_unreadable)})"
 

@@ -107,7 +107,7 @@ def record_skip(site: Site) -> None:
         record_report(site, report_not_run("skipped with --no-verify", tool=TOOL))
 
 
-def find_card(wanted: str | None, environ: Mapping[str, str]) -> Card | VerifyReport:
+def find_card(wanted: str | None, environ: Mapping[str, str], *, form: Form = Form.QUICK) -> Card | VerifyReport:
     """The card to check, or the report (``not-run``) that says why there is none; a card comes before everything.
 
     Raises UsageError where there are several and none is named.
@@ -118,7 +118,7 @@ def find_card(wanted: str | None, environ: Mapping[str, str]) -> Card | VerifyRe
         raise
     except CardError as error:
         found = f" ({error.found})" if error.found else ""
-        return report_not_run(f"{error.what}{found}", tool=TOOL)
+        return report_not_run(f"{error.what}{found}", tool=TOOL, form=form)
 
 
 def allocator_of(recipe: Recipe | None) -> str | None:

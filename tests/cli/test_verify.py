@@ -42,16 +42,19 @@ def test_no_card_is_not_run_and_exit_8_before_any_environment_is_looked_for(
     cards: FakeNvml, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cards.cards.clear()
-    assert main(["verify", "samsung", "--json"]) == 8
+    assert main(["verify", "samsung", "--full", "--json"]) == 8
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["verdict"], answer["exit"]) == ("provision/verify/1", "not-run", 8)
     assert "no usable NVIDIA card" in answer["why"]
+    assert answer["form"] == "full"
 
 
 def test_no_driver_is_not_run(cards: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
     cards.broken = True
     assert main(["verify"]) == 8
-    assert capsys.readouterr().out.startswith("not-run: the NVIDIA driver is not there")
+    out = capsys.readouterr().out
+    assert out.startswith("not-run: the NVIDIA driver is not there")
+    assert "health: unobserved: nothing was run" in out
 
 
 def test_the_check_of_an_environment(
