@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from provisioner.provisioning.showing import ShownPatch
 
 SHORT_DIGEST = 12
+MOST_LINES = 40
 SCOPE_UNKNOWN = "scope unknown"
 
 
@@ -128,8 +129,10 @@ def edit_text(edit: ForeignEdit) -> str:
     """A foreign file for people: what it is nearest to, and the difference."""
     if edit.nearest is None:
         return f"{edit.path} holds foreign bytes; what it should hold is not at hand"
-    difference = edit.difference.decode("utf-8", errors="replace")
-    return f"{edit.path} is not {edit.nearest}; the difference:\n{difference}"
+    lines = edit.difference.decode("utf-8", errors="replace").splitlines()
+    more = len(lines) - MOST_LINES
+    shown = "\n".join([*lines[:MOST_LINES], *([f"… and {more} lines more (provision patch diff)"] if more > 0 else [])])
+    return f"{edit.path} is not {edit.nearest}; the difference:\n{shown}"
 
 
 def describe_shown(shown: "ShownPatch") -> dict[str, Any]:

@@ -308,9 +308,9 @@ def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
 
 
 def _succeed(known: PatchSource, source: PatchSource) -> PatchSource:
-    """``source`` in the place of an earlier text of the same patch."""
+    """``source`` in the place of an earlier text of the same patch, with the scopes that were known of an equal one."""
     if known.series.patch.changes == source.series.patch.changes:
-        return source
+        return replace(source, series=replace(source.series, cuts={**known.series.cuts, **source.series.cuts}))
     former = (*source.series.former, known.series.patch)
     return replace(source, series=replace(source.series, former=former))
 

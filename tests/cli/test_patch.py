@@ -379,6 +379,20 @@ def test_a_hunk_whose_function_is_gone_does_not_go_to_its_twin(desk: Desk) -> No
     assert blind.verdicts()["a"] != "applies"
 
 
+def test_the_scopes_of_an_applied_patch_are_remembered(desk: Desk) -> None:
+    """Both functions have the text of the hunk, so that it cannot be placed without knowing where it was cut."""
+    patch = desk.write(
+        "a", b"--- a/demo/one.py\n+++ b/demo/one.py\n@@ -9,2 +9,2 @@\n     step_4()\n-    step_5()\n+    step_55()\n"
+    )
+    assert desk.check(patch).verdicts() == {"a": "ambiguous"}
+    assert desk.run("apply", patch, "--cut-against", desk.wheel).code == 0
+    assert desk.read("demo/one.py").index(b"step_55()") < desk.read("demo/one.py").index(b"def second")
+    assert desk.check(patch).verdicts() == {"a": "applied"}
+    assert "nothing to do" in desk.run("apply", patch).out
+    assert desk.run("revert", "a").code == 0
+    assert desk.read("demo/one.py") == FILES["demo/one.py"]
+
+
 def test_a_creation_without_dev_null_does_not_double_the_file(desk: Desk) -> None:
     patch = desk.write("a", b"--- a/demo/new.py\n+++ b/demo/new.py\n@@ -0,0 +1,2 @@\n+a = 1\n+b = 2\n")
     before = desk.state()
