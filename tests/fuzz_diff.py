@@ -9,6 +9,7 @@ changes, with every target a safe path and every hunk's counts those of its line
 import sys
 import time
 from collections.abc import Callable
+from random import Random
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -44,6 +45,7 @@ SECTIONS = (
     b"diff --git a/g.py b/g.py\ndeleted file mode 100644\n--- a/g.py\n+++ /dev/null\n" + DELETION,
 )
 SPLINTERS = (b"", b"\n", b"\r", b"-", b"+", b" ", b"1", b"\x00")
+TOKENS = (b"\n-- \n", b"\\ No", b"0", b"9", b",", b"@@", b"a/", b"/", b" b/", b"\t", b'"')
 
 
 @st.composite
@@ -95,20 +97,36 @@ def check(text: bytes) -> None:
                 assert done.content is None or isinstance(done.content, bytes)
 
 
+def write_at_random(random: Random) -> bytes:
+    """Pieces in any order, or a right patch with a few bytes changed; some ten times faster than a strategy."""
+    if random.random() < 0.5:
+        return b"".join(random.choices((*PIECES, EDIT, CREATION, DELETION, INSERTION), k=random.randrange(1, 14)))
+    text = bytearray(b"".join(random.choices(SECTIONS, k=random.randrange(1, 4))))
+    for _ in range(random.randrange(4)):
+        at = random.randrange(len(text) + 1)
+        text[at : at + random.randrange(4)] = random.choice((*SPLINTERS, *TOKENS))
+    return bytes(text)
+
+
 def main() -> None:
     """Search for as many seconds as given (600), and report how many texts were tried."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 600.0
     end = time.monotonic() + seconds
+    random = Random(time.time_ns())
     tried = 0
 
     def counted(text: bytes) -> None:
         nonlocal tried
         tried += 1
-        check(text)
+        try:
+            check(text)
+        except Exception as error:
+            error.add_note(repr(text))
+            raise
 
     searches: list[Callable[[], None]] = [
         settings(
-            max_examples=2000,
+            max_examples=500,
             deadline=None,
             database=None,
             phases=[Phase.generate, Phase.shrink],
@@ -119,6 +137,8 @@ def main() -> None:
     while time.monotonic() < end:
         for search in searches:
             search()
+        for _ in range(20_000):
+            counted(write_at_random(random))
     sys.stderr.write(f"{tried} texts in {seconds:.0f} s, none broke the parser\n")
 
 

@@ -216,12 +216,18 @@ def _parents(path: str) -> Iterator[str]:
 
 def _print_changes(changes: Iterable[FileChange]) -> Iterator[bytes]:
     seen: set[str] = set()
+    is_open = False
     for change in changes:
         if not seen.isdisjoint(paths_of(change)):
             yield _COMMIT_LINE
             seen.clear()
         seen.update(paths_of(change))
-        yield from _print_headers(change)
+        headers = b"".join(_print_headers(change))
+        if is_open and headers.startswith(b"--- "):
+            # Without a line between, names would be taken for those of the git header above.
+            yield b"\n"
+        is_open = not change.hunks
+        yield headers
         for hunk in change.hunks:
             yield from _print_hunk(hunk)
 

@@ -181,6 +181,14 @@ def test_a_text_of_several_commits_may_change_a_file_twice() -> None:
     assert parse_patch(print_patch(patch), id="p", source="x").changes == patch.changes
 
 
+def test_a_header_without_hunks_keeps_apart_from_a_plain_one_when_printed() -> None:
+    """Found by the fuzzer."""
+    empty = "diff --git a/g.py b/g.py\ndeleted file mode 100644\n"
+    patch = parse(empty + "\n--- a/h.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n")
+    assert [change.path for change in patch.changes] == ["g.py", "h.py"]
+    assert parse(print_patch(patch)).changes == patch.changes
+
+
 def test_the_manifest_counts_what_each_path_gets() -> None:
     text = "--- a/x.py\n+++ b/x.py\n" + HUNK + "@@ -9,2 +9,3 @@\n a\n+b\n c\n" + NEW + "@@ -0,0 +1,2 @@\n+a\n+b\n"
     manifest = manifest_of(parse(text), {"x.py": ("f", "C.g")})
