@@ -10,15 +10,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from provisioner.provisioning.state import write_receipt
 from provisioner.serving.doctor.logs import read_log
 from tests.serving.environments import make_receipt
+from tests.support.cpu_server import VLLM, CpuEnvironment, cpu_environment
 
-cpu_server = pytest.importorskip("tests.support.cpu_server")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 REPOSITORY = Path(__file__).parents[2]
 START_SECONDS = 900
@@ -64,12 +63,12 @@ why = "No compilation on a CPU."
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CpuEnvironment]:
     """The CPU build, with a receipt for as long as the tests run."""
-    found = cpu_server.cpu_environment()
+    found = cpu_environment()
     state = found.venv / ".provision"
     state.mkdir(exist_ok=True)
-    write_receipt(state, make_receipt(version=f"{cpu_server.VLLM}+cpu", recipe="cpu", patches=()))
+    write_receipt(state, make_receipt(version=f"{VLLM}+cpu", recipe="cpu", patches=()))
     yield found
     (state / "receipt.json").unlink()
 
@@ -85,7 +84,7 @@ def place(tmp_path: Path) -> tuple[Path, int]:
     return tmp_path, port
 
 
-def command(place: tuple[Path, int], environment: Any, *words: str) -> list[str]:
+def command(place: tuple[Path, int], environment: CpuEnvironment, *words: str) -> list[str]:
     base = [sys.executable, "-m", "provisioner", "serve", str(place[0] / "cpu.toml"), "--venv", str(environment.venv)]
     return [*base, "--model", str(environment.model), *words]
 
@@ -134,7 +133,7 @@ def await_health(port: int, process: "subprocess.Popen[bytes]", log: Path) -> No
     raise AssertionError(log.read_text(errors="replace")[-4000:])
 
 
-def run_doctor(environment: Any, log: Path) -> tuple[int, dict]:
+def run_doctor(environment: CpuEnvironment, log: Path) -> tuple[int, dict]:
     words = [
         sys.executable,
         "-m",
