@@ -74,6 +74,12 @@ class InvalidReceiptError(InvalidInputError):
     code = "invalid-receipt"
 
 
+class InvalidBundleError(InvalidInputError):
+    """A bundle that cannot be read, or whose members are not the ones that it lists."""
+
+    code = "invalid-bundle"
+
+
 class CannotObtainError(ProvisionError):
     """Something needed is not to be had."""
 

@@ -5,6 +5,11 @@ from pathlib import Path
 _PACKAGE = Path(__file__).parent
 
 
+def package_folder() -> Path:
+    """The folder of the tool's own modules."""
+    return _PACKAGE
+
+
 def recipes_folder() -> Path:
     """The folder of the built-in recipes, ``NAME.toml`` each."""
     return _PACKAGE / "recipes"

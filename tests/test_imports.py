@@ -33,6 +33,7 @@ PURE = frozenset(
         "patching.steps",
         "patching.strands",
         "patching.surface",
+        "provisioning.manifest",
         "provisioning.plan",
         "serving.booster.headers",
         "serving.conversation",

@@ -33,6 +33,7 @@ ENTRIES = (
     Entry(name="status", module="status", function="status", panel="Environment"),
     Entry(name="revert", module="revert", function="revert", panel="Environment"),
     Entry(name="lock", module="lock", function="lock", panel="Environment"),
+    Entry(name="bundle", module="bundle", function="bundle", panel="Environment"),
     Entry(name="drift", module="drift", function="drift", panel="Patches"),
     Entry(name="drift-issue", module="drift_issue", function="drift_issue", panel="Patches"),
     Entry(name="verify", module="verify", function="verify", panel="Environment"),

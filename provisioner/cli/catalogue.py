@@ -12,12 +12,18 @@ def open_recipe(name: str) -> Recipe:
 
     Raises UsageError, naming the nearest known recipe, where there is neither; InvalidRecipeError for what it holds.
     """
+    path = find_recipe_file(name)
+    return _read(path, where=path.name if name in recipe_names() else name)
+
+
+def find_recipe_file(name: str) -> Path:
+    """The file of a recipe. Raises UsageError where there is none."""
     if name in recipe_names():
-        return _read(recipes_folder() / f"{name}.toml", where=f"{name}.toml")
+        return recipes_folder() / f"{name}.toml"
     path = Path(name)
     if path.suffix == ".toml" or "/" in name:
         if path.is_file():
-            return _read(path, where=name)
+            return path
         raise UsageError("no such recipe file", where=name, hints=("provision recipes",))
     raise UsageError(f"no recipe is called {name!r}", hints=(_nearest(name), "provision recipes"))
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
     from provisioner.cli.context import Context
-    from provisioner.environment.lock import LockScope
+    from provisioner.environment.lock import Lock, LockScope
     from provisioner.gpu.report import VerifyReport
     from provisioner.progress import Reporter
     from provisioner.provisioning.execute import Outcome, Request
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from provisioner.provisioning.forks import ForkWish
     from provisioner.provisioning.series import RecipeSeries
     from provisioner.recipe import Recipe
+    from provisioner.wheels.lazy import Wheel
 
 Venv = Annotated[Path | None, typer.Option("--venv", help="The environment's folder (default: one a recipe).")]
 Python = Annotated[str | None, typer.Option(help="The Python to use: a version or a path.")]
@@ -33,6 +34,7 @@ Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace an environment
 Downgrade = Annotated[bool, typer.Option("--downgrade", help="Let --rebuild replace it by an older build.")]
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
 Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI address or number in bus order.")]
+FromBundle = Annotated[Path | None, typer.Option(help="A file of provision bundle; no index is asked.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check on the card; the receipt says so.")]
 
 
@@ -85,6 +87,7 @@ class UpOptions:
     as_json: bool
     gpu: str | None
     no_verify: bool
+    from_bundle: Path | None
 
 
 def recipe_help(name: str) -> str:
@@ -109,10 +112,11 @@ def command_for(name: str) -> Callable[..., int]:
         as_json: AsJson = False,
         gpu: Gpu = None,
         no_verify: NoVerify = False,
+        from_bundle: FromBundle = None,
     ) -> int:
         return up(
             name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
-            as_json, gpu, no_verify,
+            as_json, gpu, no_verify, from_bundle,
         )  # fmt: skip
 
     def fork_command(
@@ -129,6 +133,7 @@ def command_for(name: str) -> Callable[..., int]:
         as_json: AsJson = False,
         gpu: Gpu = None,
         no_verify: NoVerify = False,
+        from_bundle: FromBundle = None,
         fork_dir: ForkDir = None,
         fork_url: ForkUrl = None,
         fork_commit: ForkCommit = None,
@@ -138,7 +143,8 @@ def command_for(name: str) -> Callable[..., int]:
     ) -> int:
         return up(
             name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
-            as_json, gpu, no_verify, fork_dir, fork_url, fork_commit, fork_any, without_fork, without_overlay,
+            as_json, gpu, no_verify, from_bundle, fork_dir, fork_url, fork_commit, fork_any, without_fork,
+            without_overlay,
         )  # fmt: skip
 
     return fork_command if _has_fork(name) else command
@@ -159,6 +165,7 @@ def up(
     as_json: AsJson = False,
     gpu: Gpu = None,
     no_verify: NoVerify = False,
+    from_bundle: FromBundle = None,
     fork_dir: ForkDir = None,
     fork_url: ForkUrl = None,
     fork_commit: ForkCommit = None,
@@ -184,6 +191,7 @@ def up(
         as_json=as_json,
         gpu=gpu,
         no_verify=no_verify,
+        from_bundle=from_bundle,
     )
     fork = ForkOptions(
         folder=fork_dir,
@@ -208,31 +216,77 @@ def _has_fork(name: str) -> bool:
 def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
-    from provisioner.provisioning.execute import Request
     from provisioner.provisioning.preflight import check_platform
 
     context = read_context(options.index_url)
+    if options.from_bundle is not None:
+        return _run_unplugged(recipe, options.from_bundle, context, options, fork)
     wanted = open_recipe(recipe)
     check_platform()
     wish, venv = _choose_place(wanted, context, options, fork)
     writes = not (options.dry_run or options.check)
     lock = context.lock(wanted, _scope(options), _first_use(options, writes=writes))
-    request = Request(
-        recipe=wanted,
+    series = _open_series(wanted, wish, lock.build.version, writes=writes)
+    request = _ask(wanted, lock, series, venv, context.locked_wheel(lock), options)
+    request = replace(request, adopts=wish is not None, fetch_wheel=context.wheel_file(lock))
+    return _answer(request, context, options)
+
+
+def _run_unplugged(recipe: str, bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
+    """From a bundle's recipe, lock, patches and wheels; no index is asked."""
+    from provisioner.errors import UsageError
+    from provisioner.provisioning.bundle import insist_on_recipe, open_bundle, unpacking
+    from provisioner.provisioning.preflight import check_platform
+    from provisioner.provisioning.store import open_series
+
+    bundle = open_bundle(bundle_file.expanduser().absolute())
+    insist_on_recipe(bundle, Path(recipe).stem if recipe.endswith(".toml") else recipe, bare=options.bare)
+    wanted = bundle.recipe()
+    check_platform()
+    wish, venv = _choose_place(wanted, context, options, fork)
+    if wish is not None:
+        raise UsageError("a fork does not travel in a bundle", where=wanted.where, hints=("--without-fork",))
+    with unpacking(bundle, context.home.cache / "bundles") as unpacked:
+        lock = bundle.lock()
+        series = open_series(wanted, lock.build.version, unpacked.patches())
+        request = _ask(wanted, lock, series, venv, unpacked.open_wheel, options)
+        request = replace(
+            request,
+            python=options.python or (None if options.bare else bundle.manifest.python),
+            fetch_wheel=unpacked.wheel_file if lock.build.url is not None else None,
+            fetch_links=unpacked.links,
+        )
+        return _answer(request, context, options)
+
+
+def _ask(
+    recipe: "Recipe",
+    lock: "Lock",
+    series: "RecipeSeries",
+    venv: Path,
+    open_wheel: "Callable[[], Wheel]",
+    options: UpOptions,
+) -> "Request":
+    """What the command line asks for, with packages from the user's index."""
+    from provisioner.provisioning.execute import Request
+
+    return Request(
+        recipe=recipe,
         lock=lock,
-        series=_open_series(wanted, wish, lock.build.version, writes=writes),
+        series=series,
         venv=venv,
         python=options.python,
         bare=options.bare,
         reapply=options.reapply,
-        open_wheel=context.locked_wheel(lock),
+        open_wheel=open_wheel,
         environ=os.environ,
-        adopts=wish is not None,
-        fetch_wheel=context.wheel_file(lock),
     )
-    if writes:
-        return _carry_out(request, context, _choose_way(request, options), options)
-    return _show_plan(request, context, check=options.check, as_json=options.as_json)
+
+
+def _answer(request: "Request", context: "Context", options: UpOptions) -> int:
+    if options.dry_run or options.check:
+        return _show_plan(request, context, check=options.check, as_json=options.as_json)
+    return _carry_out(request, context, _choose_way(request, options), options)
 
 
 def _scope(options: UpOptions) -> "LockScope":

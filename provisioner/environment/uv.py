@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -41,10 +41,11 @@ _FIXED = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", 
 
 @dataclass(frozen=True, kw_only=True)
 class Uv:
-    """One uv binary and the environment that it is run in."""
+    """One uv binary and the environment that it is run in; ``links`` is a folder of wheels in the place of any index."""
 
     binary: Path
     environment: Mapping[str, str]
+    links: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,11 @@ def isolate(environ: Mapping[str, str], *, index: str | None) -> dict[str, str]:
     if index is not None and not kept.keys() & {"UV_DEFAULT_INDEX", "UV_INDEX_URL"}:
         kept["UV_DEFAULT_INDEX"] = index
     return kept | _FIXED
+
+
+def unplug(uv: Uv, links: Path) -> Uv:
+    """The same uv, which takes packages from the folder ``links`` alone and asks no server."""
+    return replace(uv, links=links)
 
 
 def read_version(uv: Uv) -> str:
@@ -233,7 +239,8 @@ def _find_in_pyenv(version: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def _install(uv: Uv, arguments: Sequence[str], reporter: Reporter) -> None:
-    status, text = _follow(uv, arguments, reporter, timeout=INSTALL_TIMEOUT_SECONDS)
+    source = [] if uv.links is None else ["--offline", "--no-index", "--find-links", str(uv.links)]
+    status, text = _follow(uv, [*arguments, *source], reporter, timeout=INSTALL_TIMEOUT_SECONDS)
     if status:
         raise _explain(text, "the packages could not be installed")
 

@@ -73,6 +73,7 @@ class Request:
     dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there;
     ``adopts`` takes over an environment that others made.
     ``fetch_wheel`` gives the wheel of a commit build as a file, which is installed instead of the lock's public URL.
+    ``fetch_links`` gives a folder that has every wheel; no index is asked then.
     """
 
     recipe: Recipe
@@ -86,6 +87,7 @@ class Request:
     environ: Mapping[str, str]
     adopts: bool = False
     fetch_wheel: Callable[[Reporter], Path] | None = None
+    fetch_links: Callable[[Reporter], Path] | None = None
     layout: VenvLayout = VenvLayout.FIXED
 
 
@@ -248,6 +250,8 @@ def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> None:
     url = request.lock.build.url
     if url is not None and request.fetch_wheel is not None:
         text = text.replace(url, request.fetch_wheel(reporter).as_uri())
+    if request.fetch_links is not None:
+        uv = uv_room.unplug(uv, request.fetch_links(reporter))
     with tempfile.TemporaryDirectory(prefix="provision-") as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """A recipe's series from the patch store, for one version of the distribution."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -12,15 +13,15 @@ from provisioner.recipe import PatchPolicy, Recipe
 from provisioner.resources import patches_folder
 
 
-def open_series(recipe: Recipe, version: Version) -> RecipeSeries:
-    """The recipe's patches, each in the variant for ``version``.
+def open_series(recipe: Recipe, version: Version, folder: Path | None = None) -> RecipeSeries:
+    """The recipe's patches, each in the variant for ``version``, from the store in ``folder`` (default: the tool's).
 
     Raises UsageError for an unknown patch; InvalidPatchError for a store that is not what it must be.
     """
     wanted: list[SeriesPatch] = []
     unwanted: list[SeriesPatch] = []
     for use in recipe.patches:
-        patch = _load(use.id, version)
+        patch = _load(use.id, version, folder or patches_folder())
         (unwanted if use.policy is PatchPolicy.NOT_NEEDED else wanted).append(patch)
     policies = {use.id: use.policy for use in recipe.patches}
     return RecipeSeries(patches=tuple(wanted), policies=policies, unwanted=tuple(unwanted))
@@ -43,6 +44,6 @@ def _distance(one: Version, other: Version) -> tuple[int, ...]:
     return tuple(abs(a - b) for a, b in zip((*one.release, 0, 0), (*other.release, 0, 0), strict=False))
 
 
-def _load(patch_id: str, version: Version) -> SeriesPatch:
-    stored = open_stored_patch(patches_folder(), patch_id)
+def _load(patch_id: str, version: Version, folder: Path) -> SeriesPatch:
+    stored = open_stored_patch(folder, patch_id)
     return load_series_patch(stored, nearest_variant(stored, version))

@@ -37,8 +37,7 @@ def open_locked_wheel(lock: Lock, settings: IndexSettings) -> Wheel:
                 "the index does not have the locked wheel", where=build.filename, expected=build.sha256
             )
         wheel = open_wheel(same[0], settings, transport=transport)
-    _refuse_other_record(lock, wheel)
-    return wheel
+    return insist_on_record(lock, wheel)
 
 
 def fetch_locked_wheel(lock: Lock, settings: IndexSettings, reporter: Reporter) -> Path:
@@ -64,14 +63,16 @@ def fetch_locked_wheel(lock: Lock, settings: IndexSettings, reporter: Reporter) 
         ).path
 
 
-def _refuse_other_record(lock: Lock, wheel: Wheel) -> None:
+def insist_on_record(lock: Lock, wheel: Wheel) -> Wheel:
+    """``wheel``, if its RECORD is the lock's. Raises HashMismatchError."""
     from provisioner.digests import digest_of
 
     found = digest_of(wheel.record_text().encode())
     if found != lock.build.record:
         raise HashMismatchError(
-            "the wheel on the index is not the locked one",
+            "the wheel is not the locked one",
             where=lock.build.filename,
             expected=lock.build.record,
             found=found,
         )
+    return wheel

@@ -1,0 +1,70 @@
+"""A bundle of the real wheel, made with the network and used without any: tool and environment come out of it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(900)]
+
+RECIPE = "hynix-stable"
+ROOT = Path(__file__).parent.parent
+
+
+def run(home: Path, *words: str, cwd: Path | None = None) -> str:
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ |= {"PROVISION_HOME": str(home), "UV_CACHE_DIR": str(home / "uv")}
+    done = subprocess.run(words, env=environ, cwd=cwd or ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def unplug() -> tuple[str, ...]:
+    """The words before a command that runs it in a namespace without any network but an unused loopback."""
+    words = ("unshare", "--map-root-user", "--net")
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make a network namespace")
+    return words
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        distribution("provisioner")
+    except PackageNotFoundError:
+        pytest.skip("the tool is not installed here, so its own wheel cannot be made")
+    folder = tmp_path_factory.mktemp("bundle")
+    made = run(folder, sys.executable, "-m", "provisioner", "bundle", RECIPE, "--bare", "--python",
+               f"3.{sys.version_info[1]}", "-o", str(folder / "b.tar"), "--json")  # fmt: skip
+    answer = json.loads(made)
+    assert answer["schema"] == "provision/bundle-written/1"
+    assert answer["manifest"]["tool"]
+    return folder / "b.tar"
+
+
+def test_tool_and_environment_come_from_the_bundle_with_the_network_unplugged(bundle: Path, tmp_path: Path) -> None:
+    alone = unplug()
+    with tarfile.open(bundle) as archive:
+        archive.extractall(tmp_path, [item for item in archive if item.name.startswith("tool/")], filter="data")
+    run(tmp_path, sys.executable, "-m", "venv", str(tmp_path / "venv"))
+    run(tmp_path, *alone, str(tmp_path / "venv/bin/pip"), "install", "--no-index", "--require-hashes", "--find-links",
+        str(tmp_path / "tool"), "--requirement", str(tmp_path / "tool/requirements.txt"), cwd=tmp_path)  # fmt: skip
+
+    def provision(*words: str) -> str:
+        return run(tmp_path, *alone, str(tmp_path / "venv/bin/provision"), *words, cwd=tmp_path)
+
+    plan = json.loads(provision(RECIPE, "--from-bundle", str(bundle), "--bare", "--dry-run", "--json"))
+    made = json.loads(provision(RECIPE, "--from-bundle", str(bundle), "--bare", "--json"))
+    assert [patch["verdict"] for patch in made["receipt"]["patches"]] == ["applies"]
+    status = json.loads(provision("status", RECIPE, "--json"))
+    assert status["proven"]
+    assert {file["path"]: file["now"] for file in status["patches"][0]["files"]} == plan["final"]
+    again = json.loads(provision(RECIPE, "--from-bundle", str(bundle), "--bare", "--json"))
+    assert again["actions"] == []
+    assert not list((tmp_path / "cache/bundles").iterdir())
