@@ -52,16 +52,18 @@ def test_tool_and_environment_come_from_the_bundle_with_the_network_unplugged(bu
     alone = unplug()
     with tarfile.open(bundle) as archive:
         archive.extractall(tmp_path, [item for item in archive if item.name.startswith("tool/")], filter="data")
-    run(tmp_path, sys.executable, "-m", "venv", str(tmp_path / "venv"))
-    run(tmp_path, *alone, str(tmp_path / "venv/bin/pip"), "install", "--no-index", "--require-hashes", "--find-links",
-        str(tmp_path / "tool"), "--requirement", str(tmp_path / "tool/requirements.txt"), cwd=tmp_path)  # fmt: skip
+    uv = (sys.executable, "-m", "uv")
+    run(tmp_path, *uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv"))
+    run(tmp_path, *alone, *uv, "pip", "install", "--offline", "--no-index", "--require-hashes", "--find-links",
+        str(tmp_path / "tool"), "--python", str(tmp_path / "venv"), "--requirement",
+        str(tmp_path / "tool/requirements.txt"), cwd=tmp_path)  # fmt: skip
 
     def provision(*words: str) -> str:
         return run(tmp_path, *alone, str(tmp_path / "venv/bin/provision"), *words, cwd=tmp_path)
 
     plan = json.loads(provision(RECIPE, "--from-bundle", str(bundle), "--bare", "--dry-run", "--json"))
     made = json.loads(provision(RECIPE, "--from-bundle", str(bundle), "--bare", "--json"))
-    assert [patch["verdict"] for patch in made["receipt"]["patches"]] == ["applies"]
+    assert [patch["verdict"] for patch in made["receipt"]["patches"]] == ["applied"]
     status = json.loads(provision("status", RECIPE, "--json"))
     assert status["proven"]
     assert {file["path"]: file["now"] for file in status["patches"][0]["files"]} == plan["final"]

@@ -41,7 +41,7 @@ _FIXED = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", 
 
 @dataclass(frozen=True, kw_only=True)
 class Uv:
-    """One uv binary and the environment that it is run in; ``links`` is a folder of wheels in the place of any index."""
+    """One uv binary and the environment that it is run in; ``links`` is a folder of wheels in place of any index."""
 
     binary: Path
     environment: Mapping[str, str]

@@ -107,7 +107,8 @@ def add_own_tool(folder: Path, python: str, settings: IndexSettings, uv: uv_room
     """
     reporter.stage("add the tool itself")
     text = resolve_tool(python, uv)
-    pins = [pin for pin in parse_requirements(text, where=REQUIREMENTS) if pin.wanted(marker_environment(python))]
+    environment = marker_environment(_late(python))
+    pins = [pin for pin in parse_requirements(text, where=REQUIREMENTS) if pin.wanted(environment)]
     download_pins(pins, folder, python, settings, reporter)
     add_requirements(folder, text)
 
@@ -129,7 +130,7 @@ def resolve_tool(python: str, uv: uv_room.Uv) -> str:
         constraints, output = Path(temporary) / "constraints.txt", Path(temporary) / REQUIREMENTS
         constraints.write_text(_installed_versions(), encoding="utf-8")
         text = "\n".join([*wanted, f"-c {constraints}", ""])
-        uv_room.compile_requirements(uv, text, output, python=python, exclude_newer=None)
+        uv_room.compile_requirements(uv, text, output, python=_late(python), exclude_newer=None)
         return output.read_text(encoding="utf-8")
 
 
@@ -191,6 +192,11 @@ def _best(same: Sequence[Candidate], target: Target) -> Candidate:
         return choose(same, old, variant=variant).chosen
     except NoCompatibleWheelError:
         return choose(same, target, variant=variant).chosen
+
+
+def _late(python: str) -> str:
+    """A late micro version stands for the series: a package may need one that is not the first."""
+    return f"{python}.99"
 
 
 def _target(python: str) -> Target:

@@ -44,6 +44,12 @@ def unplugged(shop: Shop, bundle: Path, *, bare: bool = False) -> Iterator[Reque
         yield replace(request, open_wheel=unpacked.open_wheel, fetch_links=unpacked.links)
 
 
+def read_all(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    for file in opened.manifest.files:
+        opened.read(file.path)
+
+
 def rewrite(
     source: Path, target: Path, change: Mapping[str, bytes | None], *, extra: Mapping[str, bytes] | None = None
 ) -> Path:
@@ -169,8 +175,7 @@ def test_half_a_bundle_is_refused(shop: Shop, keep: int) -> None:
     short = shop.folder / "short.tar"
     short.write_bytes(data[:keep])
     with pytest.raises((InvalidBundleError, HashMismatchError)):
-        bundle = open_bundle(short)
-        [bundle.read(file.path) for file in bundle.manifest.files]
+        read_all(short)
 
 
 def test_no_file_is_said(tmp_path: Path) -> None:
@@ -182,7 +187,7 @@ def test_a_wheel_that_the_index_no_longer_has_is_said(shop: Shop) -> None:
     lock = shop.lock(SERIES)
     shop.stock(files={**FILES, "vllm/other.py": b"OTHER = 2\n"})
     request = BundleRequest(recipe=shop.recipe, recipe_text=b"", lock=lock, python=PYTHON, bare=True, add_tool=None)
-    with pytest.raises(HashMismatchError, match="no wheel of vllm 0.27.1"):
+    with pytest.raises(HashMismatchError, match=r"no wheel of vllm 0\.27\.1"):
         write_bundle(request, shop.folder / "small.tar", shop.settings, Silence())
     assert not [path for path in shop.folder.iterdir() if "small.tar" in path.name]
 
