@@ -26,10 +26,8 @@ site-packages folder or, to look only, a wheel.
 Example: [bold]provision patch check my.patch --root vllm --venv ~/venv[/bold]
 """
 
-What = Annotated[
-    list[str], typer.Argument(metavar="WHAT...", help="Recipes, patch ids, patch files, folders of patches.")
-]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of applied patches (default: all).")]
+What = Annotated[list[str], typer.Argument(metavar="WHAT", help="Recipes, patch ids, patch files, folders of patches.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of applied patches (default: all).")]
 Venv = Annotated[Path | None, typer.Option("--venv", metavar="DIR", help="A virtual environment.")]
 SitePackages = Annotated[
     Path | None, typer.Option("--site-packages", metavar="DIR", help="A folder of installed packages.")
@@ -231,7 +229,7 @@ def show(
 
 
 def lint(
-    files: Annotated[list[str], typer.Argument(metavar="FILES...", help="Patch files, or folders of patches.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILES", help="Patch files, or folders of patches.")],
     venv: Venv = None,
     site_packages: SitePackages = None,
     against: Against = None,

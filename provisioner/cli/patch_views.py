@@ -204,17 +204,22 @@ def _short(digest: str | None) -> str:
 def judgement_hints(judgement: Judgement) -> Iterator[str]:
     """What to run next where something stands in the way or could be known better."""
     hunks = [hunk for patch in judgement.verdict.patches for file in patch.files for hunk in file.hunks]
-    blind = sum(SCOPE_UNKNOWN in hunk.why and hunk.verdict in _CHANGING for hunk in hunks)
+    blind = sum(map(_is_blind, hunks))
     if blind:
         yield (
-            f"{blind} of {len(hunks)} hunks are placed by their text alone; to tell in which class or function each "
-            "must stand, name the release that the patches were cut against: --cut-against VERSION"
+            f"{blind} of {len(hunks)} hunks are not where they say, or could go to several places; to tell in which "
+            "class or function each must stand, name the release that they were cut against: --cut-against VERSION"
         )
     verdicts = {patch.verdict for patch in judgement.verdict.blocking}
     if verdicts & RESETTABLE:
         yield "to restore these files as shipped first, then apply: provision patch apply WHAT --reset"
     if Verdict.INVALID in verdicts:
         yield "provision patch lint FILES"
+
+
+def _is_blind(hunk: HunkVerdict) -> bool:
+    moved = hunk.verdict is Verdict.APPLIES_AT_OFFSET and SCOPE_UNKNOWN in hunk.why
+    return moved or (hunk.verdict is Verdict.AMBIGUOUS and hunk.scope is None)
 
 
 def recovery_text(recovery: "Recovery") -> str:
