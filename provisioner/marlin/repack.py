@@ -9,9 +9,9 @@ spreads over a pool of threads and the result does not depend on how. numba's ow
 workqueue must not be entered from several threads, and a server's loader may do that. A tile here is 16 rows (32 for
 8-bit activations) by 64 columns.
 
-Memory: the output, and scratch that does not grow with the weight: none to speak of for GPTQ, 1 MiB a thread for AWQ,
-some 16 MiB for torch alone. From a GPU: 64 MiB of pinned staging a device while a model loads, and for act-order the
-packed words of one matrix.
+Memory: the output, and scratch that does not grow with the weight's columns: none to speak of for GPTQ, 64 bytes a row
+a thread for act-order (32 MiB together at most), 1 MiB a thread for AWQ, some 16 MiB for torch alone. From a GPU:
+64 MiB of pinned staging a device while a model loads, and for act-order the words of one matrix, packed and repacked.
 
 The parts, in this order: what is refused; numba's kernels; the same three steps in torch; the work list; the repack of
 tensors in host memory; the pipeline for tensors on a GPU; the hook.
@@ -278,45 +278,40 @@ def _shuffle_narrow_4(source: Any, row: int, column: int, out: Any, k0: int, n0:
 
 
 def _gather_wide(
-    source: Any, row: int, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, made: Any
+    source: Any, row: int, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, values: Any, made: Any
 ) -> None:
-    """GPTQ words with act-order to Marlin words, 16-bit activations; ``made`` is scratch, (4, 64 * strips).
+    """GPTQ words with act-order to Marlin words, 16-bit activations.
 
-    The values of a word are picked from their four rows where the words of a plain weight would be shuffled; rows of
-    several strips are read at once, because they come in any order and a longer run is a cheaper one.
+    One strip after the other is spread over ``values``, uint8 (rows, 64): then a row taken in any order is one cache
+    line with nothing in it but what is wanted, where the words themselves would be read once for each of their values.
+    ``made`` is uint32 scratch, (4, 64).
     """
     u = source.dtype.type
     per_word = 32 // bits
     mask, shift, half, upper, byte = u((1 << bits) - 1), u(bits), u(16), u(16 + bits), u(8)
-    start = 64 * n0
-    stop = 64 * (n0 + strips)
-    for kt in range(len(order) // 16):
-        for r in range(4):
-            k = 16 * kt + 2 * r
-            first, second, third, fourth = order[k], order[k + 8], order[k + 1], order[k + 9]
-            a, b = source[row + first // per_word, start:stop], source[row + second // per_word, start:stop]
-            d, e = source[row + third // per_word, start:stop], source[row + fourth // per_word, start:stop]
-            at_a, at_b = u(first % per_word * bits), u(second % per_word * bits)
-            at_d, at_e = u(third % per_word * bits), u(fourth % per_word * bits)
-            picked = made[r]
-            for i in range(64 * strips):
-                picked[i] = (
-                    ((a[i] >> at_a) & mask)
-                    | (((b[i] >> at_b) & mask) << shift)
-                    | (((d[i] >> at_d) & mask) << half)
-                    | (((e[i] >> at_e) & mask) << upper)
-                )
-        for nt in range(strips):
-            at = 64 * nt
+    for nt in range(n0, n0 + strips):
+        for k in range(len(order)):
+            words = source[row + k // per_word, 64 * nt : 64 * nt + 64]
+            at = u(k % per_word * bits)
+            spread = values[k]
+            for i in range(64):
+                spread[i] = (words[i] >> at) & mask
+        for kt in range(len(order) // 16):
+            for r in range(4):
+                k = 16 * kt + 2 * r
+                a, b, d, e = values[order[k]], values[order[k + 8]], values[order[k + 1]], values[order[k + 9]]
+                joined = made[r]
+                for i in range(64):
+                    joined[i] = u(a[i]) | (u(b[i]) << shift) | (u(d[i]) << half) | (u(e[i]) << upper)
             if bits == 8:
-                target = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
+                target = out[k0 + kt, 256 * nt : 256 * nt + 256]
                 for lane in range(32):
                     for jb in range(8):
-                        target[8 * lane + jb] = made[lane & 3, at + 8 * jb + (lane >> 2)]
+                        target[8 * lane + jb] = made[lane & 3, 8 * jb + (lane >> 2)]
             else:
-                target = out[k0 + kt, 128 * (n0 + nt) : 128 * (n0 + nt) + 128]
+                target = out[k0 + kt, 128 * nt : 128 * nt + 128]
                 for lane in range(32):
-                    left = at + (lane >> 2)
+                    left = lane >> 2
                     for j in range(4):
                         right = made[lane & 3, left + 16 * j + 8] << byte
                         target[4 * lane + j] = made[lane & 3, left + 16 * j] | right
@@ -388,7 +383,7 @@ _SIGNATURES = {
     "_shuffle_narrow_8": _SHUFFLE,
     "_shuffle_narrow_4": _SHUFFLE,
     "_gather_wide": (
-        "void(uint32[:,::1], int64, int64, int64[::1], uint32[:,::1], int64, int64, int64, uint32[:,::1])"
+        "void(uint32[:,::1], int64, int64, int64[::1], uint32[:,::1], int64, int64, int64, uint8[:,::1], uint32[:,::1])"
     ),
     "_gptq_from_awq_4": _FROM_AWQ.format("uint64"),
     "_gptq_from_awq_8": _FROM_AWQ.format("uint32"),
@@ -432,7 +427,7 @@ class Engine(Protocol):
         """Tiles to shuffle at a time."""
         ...
 
-    def gather_strips(self, weight: Weight) -> int:
+    def gather_strips(self, weight: Weight, workers: int) -> int:
         """Strips to gather at a time."""
         ...
 
@@ -470,8 +465,8 @@ class NumbaEngine:
         rounds = 2 if tiles * weight.tile_bytes > 4 * TASK_BYTES else 1
         return min(max(-(-tiles // (rounds * workers)), 64), TASK_BYTES // weight.tile_bytes)
 
-    def gather_strips(self, weight: Weight) -> int:  # noqa: ARG002
-        return 8
+    def gather_strips(self, weight: Weight, workers: int) -> int:
+        return max(1, weight.experts * weight.strips // (2 * workers))
 
     def view(self, words: torch.Tensor) -> Any:
         return words.numpy().view("uint32")
@@ -488,10 +483,11 @@ class NumbaEngine:
     def gather(
         self, weight: Weight, source: Any, order: Any, out: Any, *, row: int, k0: int, n0: int, strips: int
     ) -> None:
-        import numpy as np
+        import torch
 
-        made = np.empty((4, strips * STRIP), dtype=np.uint32)
-        _numba_kernel("_gather_wide")(source, row, weight.bits, order, out, k0, n0, strips, made)
+        values = torch.empty((len(order), STRIP), dtype=torch.uint8).numpy()  # torch aligns to cache lines
+        made = torch.empty((4, STRIP), dtype=torch.int32).numpy().view("uint32")
+        _numba_kernel("_gather_wide")(source, row, weight.bits, order, out, k0, n0, strips, values, made)
 
     def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
         import numpy as np
@@ -520,7 +516,7 @@ class TorchEngine:
 
         return int(torch.get_num_threads()) * (256 << 10) // weight.tile_bytes
 
-    def gather_strips(self, weight: Weight) -> int:
+    def gather_strips(self, weight: Weight, workers: int) -> int:  # noqa: ARG002
         import torch
 
         return max(1, int(torch.get_num_threads()) * (256 << 10) // (weight.size_k * STRIP * weight.bits // 8))
@@ -705,6 +701,9 @@ class Running:
 
 TASK_BYTES = 4 << 20
 AWQ_BYTES = 1 << 20
+"""Scratch of a thread that repacks AWQ."""
+ORDER_BYTES = 32 << 20
+"""Scratch of all threads that gather rows: 64 bytes a row each."""
 
 
 def start_repack(
@@ -742,26 +741,18 @@ def start_repack(
 def _start_gather(
     weight: Weight, source: Any, order: torch.Tensor, target: Any, *, engine: Engine, workers: int
 ) -> Running:
-    """Act-order: ``order`` has a row an expert, or one for a block of an expert's rows whose words are all there."""
+    """Act-order: ``order`` has a row an expert."""
     orders = [engine.indices(row) for row in order]
-    tiles = order.shape[1] // weight.tile_rows
-    wide = min(engine.gather_strips(weight), weight.strips)
-    groups = weight.experts * -(-weight.strips // wide)
-    deep = max(64, -(-tiles * groups // (2 * workers)))
-    source_rows = source.shape[0] // weight.experts
+    tiles = weight.tiles // weight.experts
+    workers = max(1, min(workers, ORDER_BYTES // (weight.size_k * STRIP)))
 
-    def gather(task: tuple[int, int, int, int, int]) -> None:
-        expert, k0, some, n0, strips = task
-        wanted = orders[expert][k0 * weight.tile_rows : (k0 + some) * weight.tile_rows]
-        row, k0 = expert * source_rows, expert * tiles + k0
-        engine.gather(weight, source, wanted, target, row=row, k0=k0, n0=n0, strips=strips)
+    def gather(task: tuple[int, int, int]) -> None:
+        expert, n0, strips = task
+        row = expert * tiles * weight.word_rows
+        engine.gather(weight, source, orders[expert], target, row=row, k0=expert * tiles, n0=n0, strips=strips)
 
-    tasks = [
-        (expert, k0, some, n0, strips)
-        for expert in range(weight.experts)
-        for n0, strips in _cover(weight.strips, wide)
-        for k0, some in _cover(tiles, deep)
-    ]
+    wide = engine.gather_strips(weight, workers)
+    tasks = [(expert, n0, strips) for expert in range(weight.experts) for n0, strips in _cover(weight.strips, wide)]
     return Running(tasks, gather, workers)
 
 
@@ -933,46 +924,47 @@ class Staging:
     ) -> None:
         """Fill ``out`` from ``words``, both on the device, both checked.
 
-        Act-order reads rows from anywhere, so the packed words of such a weight lie in host memory whole, one expert
-        at a time; any other passes through the slots alone.
+        Act-order reads rows from anywhere, so the words of such a matrix lie in host memory whole, packed and repacked,
+        one expert at a time; any other weight passes through the slots alone.
         """
-        import torch
-
         width = words.shape[-1]
         source, target = words.view(weight.tiles, -1), out.view(weight.tiles, -1)
-        tiles_each = weight.tiles // weight.experts
-
-        def block_of(tiles: int) -> Weight:
-            return replace(weight, experts=1, size_k=tiles * weight.tile_rows)
 
         def shuffle(block: Block) -> Running:
-            packed = block.down.view(-1, width)
-            return start_repack(block_of(block.tiles), packed, None, block.up, engine=engine, threads=threads)
+            part = replace(weight, experts=1, size_k=block.tiles * weight.tile_rows)
+            return start_repack(part, block.down.view(-1, width), None, block.up, engine=engine, threads=threads)
 
         with self._lock:
             self._link.begin()
             try:
                 if order is None:
                     self._flow(source, target, shuffle)
-                    return
-                host = torch.empty((tiles_each, source.shape[1]), dtype=torch.int32)
-                for expert in range(weight.experts):
-
-                    def keep(block: Block) -> None:
-                        host[block.k0 : block.k0 + block.tiles].view(-1).copy_(block.down)
-
-                    def gather(block: Block, rows: torch.Tensor = order[expert]) -> Running:
-                        wanted = rows[block.k0 * weight.tile_rows :][: block.tiles * weight.tile_rows].unsqueeze(0)
-                        packed = host.view(-1, width)
-                        return start_repack(
-                            block_of(block.tiles), packed, wanted, block.up, engine=engine, threads=threads
-                        )
-
-                    span = slice(expert * tiles_each, (expert + 1) * tiles_each)
-                    self._flow(source[span], None, keep)
-                    self._flow(None, target[span], gather)
+                else:
+                    self._gather(weight, source, target, order, engine=engine)
             finally:
                 self._link.finish()
+
+    def _gather(
+        self, weight: Weight, source: torch.Tensor, target: torch.Tensor, order: torch.Tensor, *, engine: Engine
+    ) -> None:
+        import torch
+
+        matrix = replace(weight, experts=1)
+        packed, made = (torch.empty((matrix.tiles, source.shape[1]), dtype=torch.int32) for _ in range(2))
+
+        def keep(block: Block) -> None:
+            packed[block.k0 : block.k0 + block.tiles].view(-1).copy_(block.down)
+
+        def hand_out(block: Block) -> None:
+            block.up.copy_(made[block.k0 : block.k0 + block.tiles].view(-1))
+
+        for expert in range(weight.experts):
+            span = slice(expert * matrix.tiles, (expert + 1) * matrix.tiles)
+            self._flow(source[span], None, keep)
+            words = packed.view(matrix.packed_shape)
+            row = order[expert : expert + 1]
+            start_repack(matrix, words, row, made, engine=engine, threads=default_threads()).join()
+            self._flow(None, target[span], hand_out)
 
     def _flow(
         self, source: torch.Tensor | None, target: torch.Tensor | None, start: Callable[[Block], Running | None]
