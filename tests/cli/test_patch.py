@@ -627,7 +627,7 @@ def test_lint_on_a_tree_tells_scopes_and_what_is_not_shipped(desk: Desk) -> None
 
 
 def test_show_prints_a_patch_with_what_is_known_of_it(desk: Desk) -> None:
-    shown = desk.run("show", "pr50021-gdn-spec-bounds", where=False)
+    shown = desk.run("show", "pr50021-gdn-spec-bounds", "--version", "0.27.1", where=False)
     assert shown.code == 0
     assert shown.out.startswith("Patch: pr50021-gdn-spec-bounds (pr50021-gdn-spec-bounds/0.27.patch)\nTitle: ")
     copy = desk.write("copy", shown.out.encode())

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from provisioner.digests import digest_of
-from provisioner.patching.diff import manifest_of, parse_patch
 from provisioner.patching.hunks import Applied, apply_change
-from provisioner.patching.model import Cut, Patch, Verdict
+from provisioner.patching.model import Verdict
+from provisioner.patching.store import PatchVariant, load_series_patch, open_stored_patch
 from provisioner.resources import patches_folder
 
 from .conftest import ReadRelease
 
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(600)]
 
-FOLDER = patches_folder() / "pr50021-gdn-spec-bounds"
-VARIANTS: Sequence[Mapping[str, Any]] = tomllib.loads((FOLDER / "patch.toml").read_text())["variant"]
-MAIN = next(variant for variant in VARIANTS if variant["cut_against"] == "0.27.1")
+PATCH = open_stored_patch(patches_folder(), "pr50021-gdn-spec-bounds")
+FOLDER = PATCH.folder
+MAIN = next(variant for variant in PATCH.variants if variant.cut_against == Version("0.27.1"))
+OTHERS = tuple(variant for variant in PATCH.variants if variant is not MAIN)
 KERNELS = (
     "causal_conv1d_update",
     "selective_state_update",
@@ -58,26 +59,21 @@ KDA_NVIDIA = "vllm/models/kimi_k3/nvidia/ops/third_party/kda/fused_recurrent.py"
 COPY = "vllm/v1/worker/mamba_utils.py"
 
 
-def id_of(variant: Mapping[str, Any]) -> str:
-    return str(variant["file"])
-
-
-def read_patch(variant: Mapping[str, Any]) -> Patch:
-    return parse_patch((FOLDER / variant["file"]).read_bytes(), id=FOLDER.name, source=variant["file"])
-
-
-def apply_patch(patch: Patch, variant: Mapping[str, Any], pristine: Mapping[str, bytes]) -> dict[str, bytes]:
+def apply_patch(variant: PatchVariant, pristine: Mapping[str, bytes]) -> dict[str, bytes]:
     """The patched files; every hunk has to stand at its own line and in the scope that the manifest names."""
-    scopes = {entry["path"]: tuple(entry["scopes"]) for entry in variant["files"]}
+    series = load_series_patch(PATCH, variant)
     patched = {}
-    for change in patch.changes:
-        content = pristine[change.path]
-        applied = apply_change(content, change, Cut(digest=digest_of(content), scopes=scopes[change.path]))
+    for change in series.patch.changes:
+        applied = apply_change(pristine[change.path], change, series.cuts[change.path])
         assert isinstance(applied, Applied), applied
         assert applied.verdict is Verdict.APPLIES
         assert applied.content is not None
         patched[change.path] = applied.content
     return patched
+
+
+def paths_of(variant: PatchVariant) -> list[str]:
+    return [file.path for file in variant.manifest.files]
 
 
 def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
@@ -88,25 +84,28 @@ def write_tree(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=id_of)
-def test_the_manifest_is_what_the_patch_holds(variant: Mapping[str, Any]) -> None:
-    assert digest_of((FOLDER / variant["file"]).read_bytes()) == variant["sha256"]
-    scopes = {entry["path"]: tuple(entry["scopes"]) for entry in variant["files"]}
-    manifest = manifest_of(read_patch(variant), scopes)
-    assert [(f.path, f.hunks, f.added, f.removed, len(f.scopes)) for f in manifest.files] == [
-        (entry["path"], entry["hunks"], entry["added"], entry["removed"], entry["hunks"]) for entry in variant["files"]
-    ]
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=id_of)
-def test_every_hunk_stands_at_its_own_line(variant: Mapping[str, Any], read_release: ReadRelease) -> None:
-    paths = [entry["path"] for entry in variant["files"]]
-    pristine = read_release(variant["cut_against"], paths)
-    patched = apply_patch(read_patch(variant), variant, pristine)
-    assert sorted(patched) == sorted(paths)
+@pytest.mark.parametrize("variant", PATCH.variants, ids=lambda variant: variant.file)
+def test_every_hunk_stands_at_its_own_line(variant: PatchVariant, read_release: ReadRelease) -> None:
+    pristine = read_release(str(variant.cut_against), paths_of(variant))
+    assert variant.bases == {path: digest_of(content) for path, content in pristine.items()}
+    patched = apply_patch(variant, pristine)
+    assert sorted(patched) == sorted(pristine)
     for path, content in patched.items():
         ast.parse(content, filename=path)
         assert content != pristine[path]
+
+
+@pytest.mark.parametrize("release", ["0.27.0", "0.28.0", "0.30.0", "0.31.0", "0.32.0"])
+def test_other_releases_differ_in_line_numbers_at_most(release: str, read_release: ReadRelease) -> None:
+    variant = PATCH.variant_for(Version(release))
+    assert variant is not None
+    pristine = read_release(release, paths_of(variant))
+    series = load_series_patch(PATCH, variant)
+    verdicts = [
+        apply_change(pristine[change.path], change, series.cuts[change.path]).verdict for change in series.patch.changes
+    ]
+    assert set(verdicts) <= {Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET}
+    assert (set(verdicts) == {Verdict.APPLIES}) == (release == "0.27.0")
 
 
 # ---------------------------------------------------------------- behaviour
@@ -125,11 +124,14 @@ def trees(read_release: ReadRelease, tmp_path_factory: pytest.TempPathFactory) -
     for needed in ("torch", "triton", "numpy"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed: pip install 'provisioner[test]'")
-    patch, root = read_patch(MAIN), tmp_path_factory.mktemp("pr50021")
-    pristine = read_release(MAIN["cut_against"], [change.path for change in patch.changes])
+    return plant_trees(MAIN, read_release, tmp_path_factory.mktemp("pr50021"))
+
+
+def plant_trees(variant: PatchVariant, read_release: ReadRelease, root: Path) -> Trees:
+    pristine = read_release(str(variant.cut_against), paths_of(variant))
     return Trees(
         pristine=write_tree(root / "pristine", pristine),
-        patched=write_tree(root / "patched", apply_patch(patch, MAIN, pristine)),
+        patched=write_tree(root / "patched", apply_patch(variant, pristine)),
     )
 
 
@@ -192,16 +194,21 @@ class Runs:
     unpatched: Future[Results]
     slips: Future[Results]
     compiled: list[Future[Results]]
+    others: list[Future[Results]]
 
 
 @pytest.fixture(scope="module")
-def runs(trees: Trees, pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(
+    trees: Trees, pool: ThreadPoolExecutor, read_release: ReadRelease, tmp_path_factory: pytest.TempPathFactory
+) -> Runs:
     """All processes, two at a time; each test waits for what it needs."""
+    others = [plant_trees(variant, read_release, tmp_path_factory.mktemp(variant.file)) for variant in OTHERS]
     return Runs(
         patched=[pool.submit(run_check, trees.pristine, trees.patched, *only_kernels(half)) for half in HALVES],
         unpatched=pool.submit(run_check, trees.pristine, trees.pristine, "--unpatched", "fails"),
         slips=pool.submit(run_slips, trees.pristine, tmp_path_factory.mktemp("slips"), trees.patched),
         compiled=[pool.submit(run_check, trees.pristine, trees.patched, *words) for words in COMPILED],
+        others=[pool.submit(run_check, other.pristine, other.patched, "--quick") for other in others],
     )
 
 
@@ -218,6 +225,13 @@ def test_patched_kernels_compile(number: int, runs: Runs) -> None:
     """The interpreter takes more than the compiler does: returns and loops, above all."""
     results = runs.compiled[number].result()
     assert {result["kernel"] for result in results} == set(KERNELS if number == 0 else SIGNALLING)
+    assert [result for result in results if not result["ok"]] == []
+
+
+@pytest.mark.parametrize("number", range(len(OTHERS)), ids=lambda number: OTHERS[number].file)
+def test_the_texts_for_other_releases_do_the_same(number: int, runs: Runs) -> None:
+    results = runs.others[number].result()
+    assert len({result["kernel"] for result in results}) == {7: 8, 9: 10}[len(paths_of(OTHERS[number]))]
     assert [result for result in results if not result["ok"]] == []
 
 
