@@ -338,7 +338,7 @@ class Draw:
 
     def ids(self, rows: int, columns: int, *, row_stride: int, column_stride: int = 1, first: int = 1) -> torch.Tensor:
         """An index table in the middle of a buffer of distinct state ids, all of them real states."""
-        guard = 8
+        guard = 16  # More than any case but the unsafe ones goes astray.
         order = torch.randperm(2 * guard + rows * row_stride, generator=self.generator)
         buffer = (order + first).to(torch.int32).to(self.device)
         return buffer.as_strided((rows, columns), (row_stride, column_stride), guard)
