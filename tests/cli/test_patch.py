@@ -257,11 +257,13 @@ def test_exit_codes_do_not_depend_on_ci(desk: Desk, monkeypatch: pytest.MonkeyPa
     assert desk.run("check", desk.write("b", b"prose\n")).code == 3
 
 
-def test_inside_another_checkout_and_with_a_strange_git_configuration(desk: Desk, own_home: Path) -> None:
+def test_inside_another_checkout_and_with_a_strange_git_configuration(
+    desk: Desk, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (own_home / ".gitconfig").write_text("[apply]\n\twhitespace = fix\n[core]\n\tautocrlf = true\n")
     subprocess.run(["git", "init", "-q", str(desk.folder)], check=True, timeout=60)
     patch = desk.write("a", b"--- a/demo/two.py\n+++ b/demo/two.py\n@@ -1 +1 @@\n-value = 1\n+value = 2   \n")
-    os.chdir(desk.site)
+    monkeypatch.chdir(desk.site)
     assert desk.run("apply", patch).code == 0
     assert desk.read("demo/two.py").startswith(b"value = 2   \n")
 
