@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from provisioner import __version__
 from provisioner.digests import digest_of
 from provisioner.environment.site import Site
 from provisioner.errors import CannotObtainError, NotRestoredError, RestoredError
-from provisioner.patching.hold import Holder, hold_environment
+from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.model import (
     FileVerdict,
     PatchVerdict,
@@ -17,8 +18,6 @@ from provisioner.patching.model import (
 )
 from provisioner.patching.plan import make_plan, reset_foreign
 from provisioner.patching.steps import FileStep
-from provisioner.patching.transaction import FileOutcome, Recovery, execute, is_interrupted, recover
-from provisioner.provisioning.checks import read_build
 from provisioner.provisioning.judging import (
     InstalledTree,
     Judgement,
@@ -35,6 +34,10 @@ from provisioner.provisioning.sources import PatchSource
 from provisioner.provisioning.state import objects_of, read_receipt, write_receipt
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 
+if TYPE_CHECKING:
+    from provisioner.patching.hold import Holder
+    from provisioner.patching.transaction import FileOutcome, Recovery
+
 WAIT_SECONDS = 60.0
 
 
@@ -43,8 +46,8 @@ class Application:
     """What applying did. ``judgement`` is of the files before; no ``files`` where it blocked or nothing was to do."""
 
     judgement: Judgement
-    files: tuple[FileOutcome, ...] = ()
-    recovery: Recovery | None = None
+    files: "tuple[FileOutcome, ...]" = ()
+    recovery: "Recovery | None" = None
 
 
 def apply(
@@ -52,7 +55,7 @@ def apply(
     sources: Sequence[PatchSource],
     *,
     reset: bool = False,
-    on_wait: Callable[[Holder | None], None] = lambda _holder: None,
+    on_wait: "Callable[[Holder | None], None]" = lambda _holder: None,
 ) -> Application:
     """Bring the files to the end of the series in one transaction, and record it.
 
@@ -64,6 +67,10 @@ def apply(
     looked = _look(tree, sources, reset=reset)
     if _is_settled(site, looked):
         return Application(judgement=looked.judgement)
+    # Here, so that a run which finds nothing to do loads nothing of it.
+    from provisioner.patching.hold import hold_environment
+    from provisioner.patching.transaction import execute, recover
+
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
         recovery = recover(site.site_packages, site.state_dir)
         looked = _look(tree, sources, reset=reset)
@@ -176,6 +183,8 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     if former is not None:
         return replace(former, created=now, tool=__version__, patches=(*patches, *idle_patches(former, patches)))
+    from provisioner.provisioning.checks import read_build
+
     build = InstalledBuild(
         distribution=site.distribution,
         version=str(site.version),

@@ -117,21 +117,32 @@ def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
 def with_applied(site: Site, sources: Sequence[PatchSource]) -> tuple[PatchSource, ...]:
     """``sources`` after the patches that stand in the environment by its receipt; one with the same id takes its place
     and knows the older text as a former one."""
-    wanted = {source.id: source for source in sources}
-    merged: list[PatchSource] = []
-    for known in applied_sources(site):
-        source = wanted.pop(known.id, None)
-        merged.append(_succeed(known, source) if source else known)
+    recorded = recorded_sources(site)
+    ids = [source.id for source in sources]
+    # Those that come first in the same order stay there, whether they stand or not: the usual second run.
+    known = recorded if [source.id for source in recorded] == ids[: len(recorded)] else _standing(site, recorded)
+    wanted = dict(zip(ids, sources, strict=True))
+    merged = [_succeed(item, wanted.pop(item.id)) if item.id in wanted else item for item in known]
     return (*merged, *wanted.values())
 
 
 def applied_sources(site: Site) -> tuple[PatchSource, ...]:
     """The patches of the receipt that can be read back and whose files are as they left them, in order."""
+    return _standing(site, recorded_sources(site))
+
+
+def recorded_sources(site: Site) -> tuple[PatchSource, ...]:
+    """The patches of the receipt that can be read back, in order."""
     receipt = read_receipt(site.state_dir)
     if receipt is None:
         return ()
     entries = [entry for entry in receipt.patches if entry.verdict == Verdict.APPLIED]
-    sources = tuple(source for entry in entries if (source := _read_back(site, entry)) is not None)
+    return tuple(source for entry in entries if (source := _read_back(site, entry)) is not None)
+
+
+def _standing(site: Site, sources: tuple[PatchSource, ...]) -> tuple[PatchSource, ...]:
+    if not sources:
+        return ()
     facts = gather_facts(site, touched_paths([source.series for source in sources]), objects=objects_of(site.state_dir))
     verdict = judge_by_policy(sources, facts, site.record)
     standing = {patch.id for patch in verdict.patches if patch.verdict not in _NOT_STANDING}

@@ -657,14 +657,15 @@ def test_an_interrupted_change_is_told_and_put_right_by_the_next_apply(desk: Des
     if child == 0:
         import signal
 
-        import provisioner.provisioning.applying as applying
-        from provisioner.patching.transaction import execute
+        import provisioner.patching.transaction as transaction
+
+        execute = transaction.execute
 
         def die(_count: int, name: str) -> None:
             if name == "replace" and (desk.site / "demo/one.py").read_bytes() != FILES["demo/one.py"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        applying.execute = lambda *args, **kwargs: execute(*args, **kwargs, filesystem=CountingFileSystem(die))
+        transaction.execute = lambda *args, **kwargs: execute(*args, **kwargs, filesystem=CountingFileSystem(die))
         main(["patch", "apply", str(patch), "--site-packages", str(desk.site), "--package", "demo"])
         os._exit(0)
     _, status = os.waitpid(child, 0)
