@@ -75,3 +75,12 @@ def build_library(tmp_path_factory: pytest.TempPathFactory) -> Build:
         return built[key]
 
     return build
+
+
+def leave_numba_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the repack run on torch alone, without compiling, in this process and for one test.
+
+    numba reads NUMBA_DISABLE_JIT once, when it is imported: set in the environment, it would stay for every later test.
+    """
+    numba = pytest.importorskip("numba")
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)

@@ -8,14 +8,14 @@ import pytest
 
 from provisioner.gpu.selection import Selection, select_cases
 
-from .conftest import MARLIN, Recorder
+from .conftest import MARLIN, Recorder, leave_numba_out
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the child cannot run")
 
 
 @pytest.fixture
 def mood(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    leave_numba_out(monkeypatch)
     monkeypatch.delenv("OP_MOOD", raising=False)
     return monkeypatch
 

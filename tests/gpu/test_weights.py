@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.marlin.layout import Layout, Packing, pack_values
 
-from .conftest import MARLIN, Recorder, load_by_path
+from .conftest import MARLIN, Recorder, leave_numba_out, load_by_path
 
 np = pytest.importorskip("numpy", reason="numpy is not installed: the child cannot run")
 torch = pytest.importorskip("torch", reason="torch is not installed: the child cannot run")
@@ -74,7 +74,7 @@ def compressed_model(folder: Path) -> Path:
 @pytest.fixture
 def compare(child: ModuleType, library: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``compare(folder)`` compares a model and gives what was said."""
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    leave_numba_out(monkeypatch)
     monkeypatch.delenv("OP_MOOD", raising=False)
     voice = Recorder()
     request = {"device": "cpu", "fallback": str(MARLIN / "repack.py"), "reference": str(MARLIN / "layout.py")}
