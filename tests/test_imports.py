@@ -36,6 +36,7 @@ PURE = frozenset(
         "provisioning.manifest",
         "provisioning.plan",
         "serving.booster.headers",
+        "serving.containerfile",
         "serving.conversation",
         "serving.doctor.logs",
         "serving.doctor.metrics",

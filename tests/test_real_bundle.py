@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,13 @@ def run(home: Path, *words: str, cwd: Path | None = None) -> str:
     done = subprocess.run(words, env=environ, cwd=cwd or ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_steps(text: str) -> list[str]:
+    """The commands of a Containerfile's build stage, with their mounts left out."""
+    build = text.partition("\nFROM ")[0] if text.startswith("FROM") else text.split("\nFROM ")[1]
+    joined = build.replace("\\\n", " ").splitlines()
+    return [re.sub(r"--mount=\S+", "", line.removeprefix("RUN")).strip() for line in joined if line.startswith("RUN")]
 
 
 def unplug() -> tuple[str, ...]:
@@ -70,3 +78,27 @@ def test_tool_and_environment_come_from_the_bundle_with_the_network_unplugged(bu
     again = json.loads(provision(RECIPE, "--from-bundle", str(bundle), "--bare", "--json"))
     assert again["actions"] == []
     assert not list((tmp_path / "cache/bundles").iterdir())
+
+
+def test_the_steps_of_the_containerfile_make_a_proven_environment(bundle: Path, tmp_path: Path) -> None:
+    alone = unplug()
+    text = run(tmp_path, sys.executable, "-m", "provisioner", "containerfile", RECIPE, "--bundle", str(bundle))
+    places = {"/mnt/bundle.tar": str(bundle), "/tmp/bundle": f"{tmp_path}/unpacked", "/opt/": f"{tmp_path}/opt/"}
+    steps = run_steps(text)
+    assert len(steps) == 2
+    for step in steps:
+        for place, here in places.items():
+            step = step.replace(place, here)
+        run(
+            tmp_path / "opt/provision",
+            *alone,
+            "sh",
+            "-e",
+            "-c",
+            step.replace("python3 ", f"{sys.executable} "),
+            cwd=tmp_path,
+        )
+    (receipt,) = tmp_path.glob("opt/provision/venvs/*/.provision/receipt.json")
+    made = json.loads(receipt.read_text())
+    assert f'LABEL "provision.lock"="{made["lock_digest"]}"' in text
+    assert f'LABEL "provision.patch.{made["patches"][0]["id"]}"="{made["patches"][0]["text"]}"' in text

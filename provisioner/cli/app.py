@@ -39,6 +39,7 @@ ENTRIES = (
     Entry(name="verify", module="verify", function="verify", panel="Environment"),
     Entry(name="serve", module="serve", function="serve", panel="Serving"),
     Entry(name="doctor", module="doctor", function="doctor", panel="Serving"),
+    Entry(name="containerfile", module="containerfile", function="containerfile", panel="Serving"),
     Entry(name="units", module="units", function="units", panel="Serving"),
     Entry(name="booster", module="booster", function="booster", panel="Serving"),
     Entry(name="probe", module="probe", function="build_group", panel="Serving", group=True),

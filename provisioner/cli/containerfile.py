@@ -1,0 +1,76 @@
+"""``provision containerfile``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from provisioner.provisioning.bundle import Bundle
+    from provisioner.serving.containerfile import ImagePlan
+
+
+def containerfile(
+    recipe: Annotated[str, typer.Argument(help="The bundle's recipe.")],
+    bundle: Annotated[Path, typer.Option(help="A file of provision bundle, which the image is built from.")],
+    base: Annotated[
+        str | None, typer.Option(help="The base image, best by digest (default: Python on Debian).")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it here, beside the bundle (default: print it).")
+    ] = None,
+) -> int:
+    """Print a Containerfile: built from a bundle without any index, proven while it is built, run without root.
+
+    Example: [bold]provision containerfile hynix-stable --bundle hynix-stable.tar -o Containerfile[/bold]
+    """
+    from provisioner.cli import render
+    from provisioner.provisioning.bundle import insist_on_recipe, open_bundle
+    from provisioner.serving.containerfile import render_containerfile
+
+    opened = open_bundle(bundle.expanduser().absolute())
+    insist_on_recipe(opened, Path(recipe).stem if recipe.endswith(".toml") else recipe, bare=opened.manifest.bare)
+    text = render_containerfile(_plan(opened, base))
+    if output is None:
+        render.print_text(text)
+        return 0
+    from provisioner.files import write_whole
+
+    write_whole(output.expanduser().absolute(), text.encode())
+    render.print_text(str(output))
+    folder = opened.path.parent
+    render.print_note(f"next: podman build -f {output} -t {opened.manifest.recipe} {folder}")
+    return 0
+
+
+def _plan(bundle: "Bundle", base: str | None) -> "ImagePlan":
+    from provisioner.cli.context import read_context
+    from provisioner.errors import UsageError
+    from provisioner.provisioning.bundle import unpacking
+    from provisioner.provisioning.store import open_series
+    from provisioner.serving.containerfile import ImagePlan, default_base
+
+    manifest, wanted = bundle.manifest, bundle.recipe()
+    if manifest.tool is None:
+        raise UsageError(
+            "the bundle lacks the tool, which the image needs",
+            where=str(bundle.path),
+            hints=(f"provision bundle {manifest.recipe} -o {bundle.path}",),
+        )
+    serve = wanted.serve_without_fork or wanted.serve
+    if serve is None:
+        raise UsageError("the recipe says nothing of a server", where=wanted.where)
+    with unpacking(bundle, read_context().home.cache / "bundles") as unpacked:
+        series = open_series(wanted, manifest.version, unpacked.patches())
+    return ImagePlan(
+        recipe=manifest.recipe,
+        recipe_digest=manifest.recipe_digest,
+        lock_digest=manifest.lock_digest,
+        patches={item.patch.id: item.patch.digest for item in series.patches},
+        version=str(manifest.version),
+        tool=manifest.tool,
+        bundle=bundle.path.name,
+        base=base or default_base(manifest.python),
+        bare=manifest.bare,
+        port=serve.port,
+    )
