@@ -26,11 +26,12 @@ def run(home: Path, *words: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def run_steps(text: str) -> list[str]:
-    """The commands of a Containerfile's build stage, with their mounts left out."""
-    build = text.partition("\nFROM ")[0] if text.startswith("FROM") else text.split("\nFROM ")[1]
-    joined = build.replace("\\\n", " ").splitlines()
-    return [re.sub(r"--mount=\S+", "", line.removeprefix("RUN")).strip() for line in joined if line.startswith("RUN")]
+def read_build_stage(text: str) -> tuple[list[str], list[str]]:
+    """The variables and the commands of a Containerfile's build stage, mounts left out."""
+    stage = text.split("\nFROM ")[1].replace("\\\n", " ").splitlines()
+    variables = [word for line in stage if line.startswith("ENV ") for word in line.split()[1:]]
+    steps = [re.sub(r"--mount=\S+", "", line.removeprefix("RUN ")) for line in stage if line.startswith("RUN ")]
+    return variables, steps
 
 
 def unplug() -> tuple[str, ...]:
@@ -83,21 +84,12 @@ def test_tool_and_environment_come_from_the_bundle_with_the_network_unplugged(bu
 def test_the_steps_of_the_containerfile_make_a_proven_environment(bundle: Path, tmp_path: Path) -> None:
     alone = unplug()
     text = run(tmp_path, sys.executable, "-m", "provisioner", "containerfile", RECIPE, "--bundle", str(bundle))
-    places = {"/mnt/bundle.tar": str(bundle), "/tmp/bundle": f"{tmp_path}/unpacked", "/opt/": f"{tmp_path}/opt/"}
-    steps = run_steps(text)
+    here = text.replace("/mnt/bundle.tar", str(bundle)).replace("/tmp/bundle", f"{tmp_path}/unpacked")
+    variables, steps = read_build_stage(here.replace("/opt/", f"{tmp_path}/opt/"))
     assert len(steps) == 2
     for step in steps:
-        for place, here in places.items():
-            step = step.replace(place, here)
-        run(
-            tmp_path / "opt/provision",
-            *alone,
-            "sh",
-            "-e",
-            "-c",
-            step.replace("python3 ", f"{sys.executable} "),
-            cwd=tmp_path,
-        )
+        command = step.replace("python3 ", f"{sys.executable} ")
+        run(tmp_path, *alone, "env", *variables, "sh", "-e", "-c", command, cwd=tmp_path)
     (receipt,) = tmp_path.glob("opt/provision/venvs/*/.provision/receipt.json")
     made = json.loads(receipt.read_text())
     assert f'LABEL "provision.lock"="{made["lock_digest"]}"' in text

@@ -66,7 +66,7 @@ def _render_build(plan: ImagePlan) -> list[str]:
             plan,
             f"{provision} up {plan.recipe} --from-bundle {_BUNDLE}{bare} --no-verify",
             f"{provision} status {plan.recipe}",
-            f"rm -r {HOME}/cache {_UNPACKED}",
+            f"rm -rf {HOME}/cache {_UNPACKED}",
         ),
     ]
 
