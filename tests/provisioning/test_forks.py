@@ -17,6 +17,7 @@ from provisioner.errors import ConflictError, EnvironmentConflictError, ForeignB
 from provisioner.patching.diff import parse_patch
 from provisioner.patching.hunks import Applied, apply_change
 from provisioner.patching.model import SeriesVerdict
+from provisioner.patching.store import open_stored_patch
 from provisioner.progress import Silence
 from provisioner.provisioning.execute import Outcome, Request, plan_environment, provision
 from provisioner.provisioning.forks import ForkWish, find_series, obtain_checkout, open_fork_series, peek_checkout
@@ -116,8 +117,10 @@ class Yard:
         files = dict(self.stack.files)
         ours = ("sm80-cpu-repack",) if "patches/0005-pr50021.patch" in self.stack.texts else OURS
         for patch_id in ours:
-            folder = patches_folder() / patch_id
-            (text,) = folder.glob("*.patch")
+            stored = open_stored_patch(patches_folder(), patch_id)
+            variant = stored.variant_for(RELEASE)
+            assert variant is not None
+            text = stored.file_of(variant)
             for change in parse_patch(text.read_bytes(), id=patch_id, source=patch_id).changes:
                 done = apply_change(files.get(change.path), change)
                 assert isinstance(done, Applied)
