@@ -24,7 +24,7 @@ def refresh(
 ) -> int:
     """Carry a patch to another build by a three-way merge, exact afterwards, with its behaviour checked again.
 
-    Example: [bold]provision patch refresh pr50021-gdn-spec-bounds --onto pypi:0.28.0[/bold]
+    Example: [bold]provision patch refresh pr50021-gdn-spec-bounds --onto nightly[/bold]
     """
     from provisioner.cli.context import read_context
     from provisioner.drift.builds import find_one_build
