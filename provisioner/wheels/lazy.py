@@ -25,6 +25,7 @@ from provisioner.wheels.transport import GONE, Progress, Reply, Transport, missi
 from provisioner.wheels.urls import redact, strip_credentials
 from provisioner.wheels.zipped import (
     ENDING_BYTES,
+    HEAD_FORM,
     Head,
     decode_head,
     encode_head,
@@ -230,6 +231,8 @@ class RemoteWheel(_ZippedWheel):
 
     def _load_head(self) -> Head:
         entry = self._cache.load("heads", self._key) if self._cache is not None else None
+        if entry is not None and entry.facts.get("form") != HEAD_FORM:
+            entry = None
         if self._cache is not None and entry is not None and self._is_current(entry):
             if entry.age >= _FRESH:
                 self._cache.renew("heads", self._key)

@@ -78,10 +78,15 @@ class Head:
         return path in {f"{self.dist_info}/RECORD{suffix}" for suffix in ("", ".jws", ".p7s")}
 
 
+HEAD_FORM = 2
+"""The form of an encoded head; an entry of another form counts as none."""
+
+
 def encode_head(head: Head) -> tuple[dict[str, Any], bytes]:
     """Facts and bytes that ``decode_head`` turns back into ``head``."""
     parts = (head.directory.raw, head.record.encode(), head.metadata.encode(), head.ending)
     facts = {
+        "form": HEAD_FORM,
         "filename": head.filename,
         "size": head.size,
         "dist_info": head.dist_info,

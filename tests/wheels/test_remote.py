@@ -278,3 +278,14 @@ def test_processes_share_one_cache(index: IndexServer, url: str, tmp_path: Path,
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0] for process in running]
     assert outputs == [b"".join(FILES[path] for path in paths)] * 3
+
+
+def test_a_cached_head_of_another_form_is_read_again(url: str, transport: Transport, tmp_path: Path) -> None:
+    cache = WheelCache(tmp_path)
+    key = digest_of(WHEEL)
+    with RemoteWheel(url, transport, sha256=key, cache=cache) as wheel:
+        names = wheel.names()
+    (entry,) = (tmp_path / "heads").iterdir()
+    cache.store("heads", entry.name, {"lengths": [1]}, b"x")
+    with RemoteWheel(url, transport, sha256=key, cache=cache) as again:
+        assert again.names() == names
