@@ -1,8 +1,13 @@
 """No test reaches the real home: every one gets a home, caches and settings of its own."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A job in the background of a shell ignores Ctrl-C, and so would every program that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SETTINGS = ("PROVISION_HOME", "PROVISION_VLLM_INDEX", "PROVISION_VLLM_CLONE", "XDG_DATA_HOME", "XDG_CACHE_HOME")
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from provisioner.errors import UsageError
+from provisioner.errors import InvalidRecipeError, UsageError
 from provisioner.recipe import Recipe, parse_recipe
 from provisioner.resources import recipe_names, recipes_folder
 
@@ -34,7 +34,11 @@ def all_recipes() -> tuple[Recipe, ...]:
 
 
 def _read(path: Path, *, where: str) -> Recipe:
-    return parse_recipe(path.read_text(encoding="utf-8"), name=path.stem, where=where)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRecipeError(f"the recipe cannot be read: {error}", where=where) from error
+    return parse_recipe(text, name=path.stem, where=where)
 
 
 def _nearest(name: str) -> str:

@@ -43,8 +43,8 @@ def read_text(path: Path) -> str:
     """The text of a file that the user named. Raises UsageError where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(path)) from error
 
 
 def read_targets(asked: Asked) -> "Targets":

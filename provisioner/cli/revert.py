@@ -29,9 +29,14 @@ def revert(
     series = find_series(wanted, folder, find_site(folder, wanted.distribution).version)
     done = restore(wanted.distribution, series, folder)
     if as_json:
-        render.print_json("revert", {"venv": str(done.venv), "files": [asdict(item) for item in done.files]})
+        files = [asdict(item) for item in done.files]
+        render.print_json("revert", {"venv": str(done.venv), "files": files, "others": list(done.others)})
     elif done.files:
-        render.print_text(f"{len(done.files)} files are as shipped again; RECORD verifies")
+        render.print_text(f"{len(done.files)} files are as shipped again")
     else:
-        render.print_text("nothing to do: every file is as shipped")
-    return 0
+        render.print_text("nothing to do: every file of the recipe's patches is as shipped")
+    if not done.others:
+        return 0
+    for path in done.others:
+        render.print_warning(f"{path} is not as RECORD says, and no patch of the recipe touches it")
+    return 1

@@ -1,6 +1,7 @@
 """``provision up RECIPE`` and the command of each built-in recipe."""
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -412,7 +413,7 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     )
     if checked is not None:
         render.print_text(f"  on the card  {checked.verdict}: {checked.why}")
-    render.print_text(f"next: provision status {request.recipe.name}")
+    render.print_text(f"next: {shlex.join(['provision', 'status', request.recipe.name, '--venv', str(request.venv)])}")
     return _exit_code(checked)
 
 

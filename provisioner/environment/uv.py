@@ -36,7 +36,7 @@ _KEPT_SETTINGS = re.compile(
     r"|SYSTEM_CERTS|HTTP_TIMEOUT|HTTP_RETRIES|CONCURRENT_DOWNLOADS|CACHE_DIR|LINK_MODE|PYTHON_INSTALL_DIR|OFFLINE)"
 )
 _DROPPED = frozenset({"VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "CONDA_PREFIX"})
-_FIXED = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
+_FIXED = {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,20 @@ def find_uv(environ: Mapping[str, str], *, index: str | None = None) -> Uv:
 
     Raises CannotObtainError where uv is missing.
     """
+    return Uv(binary=find_binary(), environment=isolate(environ, index=index))
+
+
+def find_binary() -> Path:
+    """The uv binary that came with the tool.
+
+    Raises CannotObtainError where it is missing.
+    """
     import uv
 
     try:
-        binary = Path(uv.find_uv_bin())
+        return Path(uv.find_uv_bin())
     except FileNotFoundError as error:
         raise CannotObtainError("uv is not installed", hints=("pip install uv",)) from error
-    return Uv(binary=binary, environment=isolate(environ, index=index))
 
 
 def isolate(environ: Mapping[str, str], *, index: str | None) -> dict[str, str]:

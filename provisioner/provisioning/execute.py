@@ -1,5 +1,6 @@
 """Carrying a recipe out: environment, packages, proof of RECORD, patches, post-conditions, receipt."""
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from provisioner.environment import uv as uv_room
 from provisioner.environment.lock import Lock, marker_environment, select_pin
 from provisioner.environment.site import Site, find_site, venv_python
 from provisioner.environment.uv import VenvLayout
-from provisioner.errors import ForeignBytesError, HashMismatchError, ProvisionError
+from provisioner.errors import EnvironmentConflictError, ForeignBytesError, HashMismatchError, ProvisionError
 from provisioner.patching.diff import print_patch
 from provisioner.patching.gather import gather_facts, shipped_facts
 from provisioner.patching.hold import Holder, hold_environment
@@ -120,6 +121,7 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
     """
     if isinstance(_inspect(request), Absent | Unfinished):
         check_disk(request.venv, BARE_ENVIRONMENT_BYTES if request.bare else FULL_ENVIRONMENT_BYTES)
+    _make_place(request.venv)
     with _held(request.venv, reporter):
         found = _inspect(request)
         actions = [*_recover(found, reporter), *_install(request, found, uv, reporter)]
@@ -176,11 +178,26 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     differing = _differing(request, found)
     if differing:
         actions.append(InstallPackages(count=len(differing), reasons=differing))
+    else:
+        _insist_on_record(request, site, fresh=False)
     if steps:
         actions.append(ChangeFiles(steps=steps))
     if not is_receipt_current(read_receipt(site.state_dir), _make_receipt(request, site, verdict)):
         actions.append(WriteReceipt())
     return EnvironmentPlan(actions=tuple(actions), verdict=verdict, final=dict(verdict.final_digests))
+
+
+def _make_place(venv: Path) -> None:
+    """Make the folder, so that a place where none can be made is named before anything else happens."""
+    try:
+        state_of(venv).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentConflictError(
+            "no environment can be made here",
+            where=str(venv),
+            found=error.strerror,
+            hints=("choose another place with --venv DIR",),
+        ) from error
 
 
 @contextmanager
@@ -270,13 +287,17 @@ def _count_packages(request: Request, python: str) -> int:
 
 
 def _prove_record(request: Request, site: Site, *, fresh: bool, reporter: Reporter) -> list[Action]:
-    """Every file after an install, the sources alone on a later run; the series' own files are judged by the series."""
     reporter.stage("check the installed files against RECORD")
+    _insist_on_record(request, site, fresh=fresh)
+    return [CheckRecord(files=len(site.record))] if fresh else []
+
+
+def _insist_on_record(request: Request, site: Site, *, fresh: bool) -> None:
+    """Every file after an install, the sources alone on a later run; the series' own files are judged by the series."""
     skipped = {*touched_paths(request.series.patches), *_leftover_paths(request, site)}
     findings = check_record(site, skip=skipped, python_only=not fresh)
     if findings:
         raise _record_error(site, findings, fresh=fresh)
-    return [CheckRecord(files=len(site.record))] if fresh else []
 
 
 def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: bool) -> ProvisionError:
@@ -284,11 +305,9 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
     shown = [f"{finding.path}: {finding.found or 'missing'}" for finding in findings[:5]]
     more = [f"and {len(findings) - 5} more"] if len(findings) > 5 else []
     error = HashMismatchError if fresh else ForeignBytesError
-    hints = (
-        ("uv cache clean vllm", "then run the same command again: a file in uv's cache was changed in place")
-        if fresh
-        else ("these files are not part of any patch; reinstall them: remove the environment and provision it again",)
-    )
+    clean = f"{shlex.quote(str(uv_room.find_binary()))} cache clean {site.distribution}"
+    remove = f"rm -r {shlex.quote(str(site.prefix))}, then run the same command again"
+    hints = (f"{clean}: a file in uv's cache was changed in place", remove) if fresh else (remove,)
     return error(
         f"{len(findings)} installed files are not as RECORD says",
         where=str(site.site_packages),
@@ -409,12 +428,18 @@ def _prove_build(request: Request, site: Site) -> None:
     torch = read_torch(site.site_packages)
     if request.bare or locked.torch_cuda is None:
         return
-    if torch is None or torch.cuda != locked.torch_cuda:
+    if torch is None:
+        raise EnvironmentConflictError(
+            "torch is not there, although it is installed by name",
+            where=str(site.site_packages / "torch"),
+            hints=(f"rm -r {shlex.quote(str(request.venv))}, then run the same command again",),
+        )
+    if torch.cuda != locked.torch_cuda:
         raise HashMismatchError(
             "torch is of another CUDA than the wheel",
             where=str(site.site_packages / "torch" / "version.py"),
             expected=f"CUDA {locked.torch_cuda}",
-            found=f"CUDA {torch.cuda}" if torch else "no torch",
+            found=f"CUDA {torch.cuda}",
             hints=(f"provision lock {request.recipe.name}",),
         )
 

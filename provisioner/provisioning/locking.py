@@ -13,7 +13,7 @@ from typing import TypeVar
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import digest_of
 from provisioner.environment import uv as uv_room
@@ -171,8 +171,16 @@ def resolution_time(request: LockRequest, candidate: Candidate) -> datetime | No
 
 
 def build_of(recipe: Recipe, *, version: str | None) -> Build:
-    """The recipe's own build, or the release ``version`` in its place."""
-    return recipe.build if version is None else ReleaseBuild(version=Version(version), exclude_newer=None)
+    """The recipe's own build, or the release ``version`` in its place.
+
+    Raises UsageError for a text that is no version.
+    """
+    if version is None:
+        return recipe.build
+    try:
+        return ReleaseBuild(version=Version(version), exclude_newer=None)
+    except InvalidVersion:
+        raise UsageError("not a version", where=version, hints=("say one such as 0.28.0",)) from None
 
 
 def find_build(recipe: Recipe, spec: Spec, settings: IndexSettings) -> Build:

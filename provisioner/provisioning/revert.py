@@ -1,10 +1,11 @@
 """Back to the files as shipped."""
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner.environment.site import Site, find_site
-from provisioner.errors import EnvironmentConflictError, NotRestoredError
+from provisioner.errors import EnvironmentConflictError, ForeignBytesError, NotRestoredError
 from provisioner.patching.gather import gather_facts
 from provisioner.patching.hold import hold_environment
 from provisioner.patching.plan import plan_revert
@@ -18,10 +19,11 @@ from provisioner.provisioning.state import objects_of, read_receipt, state_of, w
 
 @dataclass(frozen=True, kw_only=True)
 class Reverted:
-    """The files that were changed; none where all were as shipped already."""
+    """The files that were changed (none where all were as shipped), and others that are not as RECORD says."""
 
     venv: Path
     files: tuple[FileOutcome, ...]
+    others: tuple[str, ...] = ()
 
 
 def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
@@ -36,14 +38,17 @@ def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
         recover(site.site_packages, site.state_dir)
         outcomes = _restore(series, site)
         _forget_patches(site)
-        _prove(series, site)
-    return Reverted(venv=venv, files=outcomes)
+        others = _prove(series, site)
+    return Reverted(venv=venv, files=outcomes, others=others)
 
 
 def _restore(series: RecipeSeries, site: Site) -> tuple[FileOutcome, ...]:
     facts = gather_facts(site, touched_paths(series.patches), objects=objects_of(site.state_dir))
     verdict = judge_series(series.patches, facts, site.record)
-    steps = plan_revert(verdict, facts).steps
+    try:
+        steps = plan_revert(verdict, facts).steps
+    except ForeignBytesError as error:
+        raise _with_hints(error, site) from error
     return execute(site.site_packages, site.state_dir, steps, record=site.record, may_create=frozenset(verdict.final))
 
 
@@ -53,8 +58,22 @@ def _forget_patches(site: Site) -> None:
         write_receipt(site.state_dir, replace(receipt, patches=(), verification=None))
 
 
-def _prove(series: RecipeSeries, site: Site) -> None:
+def _with_hints(error: ForeignBytesError, site: Site) -> ForeignBytesError:
+    venv = shlex.quote(str(site.prefix))
+    return ForeignBytesError(
+        error.what,
+        where=error.where,
+        expected=error.expected,
+        found=error.found,
+        hints=(f"provision patch diff --venv {venv}", f"provision up RECIPE --venv {venv} --reapply-patches"),
+    )
+
+
+def _prove(series: RecipeSeries, site: Site) -> tuple[str, ...]:
+    """Insist on RECORD for the series' files; the other sources that are not as it says."""
     touched = set(touched_paths(series.patches))
-    wrong = [item.path for item in check_record(site, python_only=True) if item.path in touched]
-    if wrong:
-        raise NotRestoredError("files are not as RECORD says after the revert", where=", ".join(wrong))
+    wrong = [item.path for item in check_record(site, python_only=True)]
+    ours = [path for path in wrong if path in touched]
+    if ours:
+        raise NotRestoredError("files are not as RECORD says after the revert", where=", ".join(ours))
+    return tuple(wrong)

@@ -1,5 +1,6 @@
 """What an environment is now: the receipt, and the files as they are."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,15 +8,16 @@ from pathlib import Path
 from provisioner.digests import Digest, digest_of
 from provisioner.environment.site import Site
 from provisioner.patching.gather import gather_facts
+from provisioner.patching.hold import read_holder
 from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, Verdict
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.patching.transaction import is_interrupted
-from provisioner.provisioning.checks import commits_agree, read_build, read_torch
+from provisioner.provisioning.checks import check_record, commits_agree, read_build, read_torch
 from provisioner.provisioning.forks import find_series
 from provisioner.provisioning.inspect import Absent, Adoptable, Installed, Unfinished, inspect_environment
 from provisioner.provisioning.judging import applied_sources
 from provisioner.provisioning.series import pristine_only
-from provisioner.provisioning.state import objects_of, read_receipt
+from provisioner.provisioning.state import objects_of, read_receipt, state_of
 from provisioner.receipt import Receipt
 from provisioner.recipe import PatchPolicy, Recipe
 from provisioner.wheels.record import Record
@@ -72,7 +74,7 @@ class Status:
 
 
 def read_status(recipe: Recipe, venv: Path) -> Status:
-    """Read the status of the recipe's environment; only the files of the series and RECORD are read.
+    """Read the status of the recipe's environment: the series' files, and every other source against RECORD.
 
     Raises EnvironmentConflictError as inspection does.
     """
@@ -81,7 +83,7 @@ def read_status(recipe: Recipe, venv: Path) -> Status:
         case Absent():
             return _missing(recipe, venv, "absent", "there is no environment yet")
         case Unfinished():
-            return _missing(recipe, venv, "unfinished", "an interrupted first run")
+            return _missing(recipe, venv, "unfinished", _say_unfinished(venv))
         case Installed(site=site) | Adoptable(site=site):
             return _installed(recipe, venv, site)
 
@@ -93,14 +95,29 @@ def _missing(recipe: Recipe, venv: Path, state: str, problem: str) -> Status:
         state=state,
         distribution=recipe.distribution,
         problems=(problem,),
-        hints=(f"provision up {recipe.name} --venv {venv}",),
+        hints=(_up_command(recipe, venv),),
     )
+
+
+def _say_unfinished(venv: Path) -> str:
+    holder = read_holder(state_of(venv))
+    return f"a first run is going on: {holder}" if holder else "an interrupted first run"
+
+
+def _up_command(recipe: Recipe, venv: Path, *options: str) -> str:
+    return shlex.join(["provision", "up", recipe.name, "--venv", str(venv), *options])
 
 
 def _installed(recipe: Recipe, venv: Path, site: Site) -> Status:
     receipt, build, torch = read_receipt(site.state_dir), read_build(site), read_torch(site.site_packages)
     patches = _judge(recipe, venv, site)
-    problems = (*_receipt_problems(receipt, build.commit, site), *_patch_problems(patches))
+    found_torch = (torch.version, torch.cuda) if torch else (None, None)
+    problems = (
+        *_receipt_problems(receipt, build.commit, site),
+        *_torch_problems(receipt, found_torch),
+        *_patch_problems(patches),
+        *_record_problems(site, patches, receipt),
+    )
     return Status(
         recipe=recipe.name,
         venv=venv,
@@ -115,8 +132,29 @@ def _installed(recipe: Recipe, venv: Path, site: Site) -> Status:
         verification=_describe_verification(receipt, torch.version if torch else None) if receipt else None,
         patches=patches,
         problems=problems,
-        hints=(f"provision up {recipe.name} --venv {venv}",) if problems else (),
+        hints=_hints(recipe, venv, patches) if problems else (),
     )
+
+
+def _hints(recipe: Recipe, venv: Path, patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
+    unsettled = {Verdict.FOREIGN, Verdict.PARTIAL, Verdict.CONFLICT}
+    if any(patch.policy == PatchPolicy.REQUIRED and patch.verdict in unsettled for patch in patches):
+        return (_up_command(recipe, venv, "--reapply-patches"),)
+    return (_up_command(recipe, venv),)
+
+
+def _torch_problems(receipt: Receipt | None, found: tuple[str | None, str | None]) -> tuple[str, ...]:
+    if receipt is None or receipt.bare or (receipt.torch, receipt.torch_cuda) == found:
+        return ()
+    return (f"torch is {found[0]} (CUDA {found[1]}), the receipt's is {receipt.torch} (CUDA {receipt.torch_cuda})",)
+
+
+def _record_problems(site: Site, patches: tuple[PatchStatus, ...], receipt: Receipt | None) -> tuple[str, ...]:
+    patched = {file.path for patch in patches for file in patch.files}
+    patched |= set(receipt.final_digests()) if receipt else set()
+    wrong = check_record(site, skip=patched, python_only=True)
+    shown = [f"{item.path} is {'missing' if item.found is None else 'not as shipped'}" for item in wrong[:5]]
+    return (*shown, *([f"and {len(wrong) - 5} more files"] if len(wrong) > 5 else []))
 
 
 def _describe_verification(receipt: Receipt, torch: str | None) -> str | None:

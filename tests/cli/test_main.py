@@ -147,3 +147,11 @@ def test_a_reader_that_goes_away_is_no_error():
         check=False,
     )
     assert "Traceback" not in done.stderr
+
+
+def test_texts_that_are_no_version_and_no_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    assert main(["lock", "hynix-stable", "--version", "abc", "--dry-run"]) == 2
+    (tmp_path / "b.toml").write_bytes(b"title = '\xff'")
+    assert main(["up", str(tmp_path / "b.toml")]) == 3
+    assert "Traceback" not in capsys.readouterr().err

@@ -33,6 +33,7 @@ OPTIONS = up.UpOptions(
     as_json=True,
     gpu=None,
     no_verify=False,
+    from_bundle=None,
 )
 
 

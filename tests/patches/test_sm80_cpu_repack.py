@@ -359,7 +359,7 @@ def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(given) / "bin/python"
     home = tmp_path_factory.mktemp("home")
     subprocess.run(
-        [sys.executable, "-m", "provisioner", "hynix-stable", "--bare"],
+        [sys.executable, "-m", "provisioner", "hynix-stable"],
         env={**os.environ, "PROVISION_HOME": str(home), "PYTHONPATH": str(REPOSITORY)},
         cwd=home,
         capture_output=True,

@@ -26,7 +26,9 @@ from provisioner.provisioning import execute
 from provisioner.provisioning.execute import plan_environment, provision
 from provisioner.provisioning.plan import ChangeFiles, CreateEnvironment, InstallPackages, WriteReceipt
 from provisioner.provisioning.preflight import check_disk
+from provisioner.provisioning.revert import revert
 from provisioner.provisioning.state import read_owner, read_receipt, state_of
+from provisioner.provisioning.status import read_status
 from provisioner.recipe import PatchPolicy
 from tests.provisioning.shop import BOUNDS, FILES, NEW_FILE, OPS, TORCH, Shop, series_of
 
@@ -200,7 +202,9 @@ def test_a_poisoned_cache_is_found(shop: Shop) -> None:
         f.write(b"# poison\n")
     with pytest.raises(HashMismatchError) as caught:
         provision(request, shop.uv, Silence())
-    assert caught.value.hints[0] == "uv cache clean vllm"
+    clean, remove = caught.value.hints
+    assert "uv cache clean vllm: " in clean
+    assert remove.startswith(f"rm -r {shop.folder / 'venv'}")
 
 
 def test_another_cuda_than_the_wheels_is_found(shop: Shop) -> None:
@@ -275,3 +279,48 @@ def test_an_interrupted_install_is_completed(shop: Shop, monkeypatch: pytest.Mon
             provision(request, shop.uv, Silence())
     provision(request, shop.uv, Silence())
     assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
+
+
+def test_status_and_check_see_an_edit_outside_every_patch(shop: Shop) -> None:
+    request = shop.request(series_of())
+    provision(request, shop.uv, Silence())
+    assert read_status(shop.recipe, request.venv).proven
+    (shop.site_packages / "vllm/other.py").unlink()
+    status = read_status(shop.recipe, request.venv)
+    assert not status.proven
+    assert status.problems == ("vllm/other.py is missing",)
+    with pytest.raises(ForeignBytesError) as caught:
+        plan_environment(request, shop.uv)
+    assert caught.value.hints[0].startswith("rm -r ")
+
+
+def test_status_sees_that_torch_went_away_and_a_run_says_what_to_do(shop: Shop) -> None:
+    request = shop.request(series_of())
+    provision(request, shop.uv, Silence())
+    shutil.rmtree(shop.site_packages / "torch")
+    assert "torch is None" in read_status(shop.recipe, request.venv).problems[0]
+    with pytest.raises(EnvironmentConflictError, match="torch is not there"):
+        provision(request, shop.uv, Silence())
+
+
+def test_revert_names_files_that_it_did_not_bring_back(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    other = shop.site_packages / "vllm/other.py"
+    other.unlink()
+    other.write_bytes(b"OTHER = 2\n")
+    done = revert("vllm", SERIES, request.venv)
+    assert len(done.files) == 2
+    assert done.others == ("vllm/other.py",)
+
+
+@pytest.mark.parametrize("kind", ["a file above", "a dangling link"])
+def test_a_place_where_no_environment_can_be_made_is_named(shop: Shop, kind: str) -> None:
+    place = shop.folder / "taken" / "venv"
+    if kind == "a file above":
+        place.parent.write_text("mine")
+    else:
+        place.parent.mkdir()
+        place.symlink_to(shop.folder / "nowhere" / "at all")
+    with pytest.raises(EnvironmentConflictError):
+        provision(replace(shop.request(series_of()), venv=place), shop.uv, Silence())
