@@ -156,20 +156,6 @@ def sync_requirements(uv: Uv, python: Path, requirements: Path, *, reporter: Rep
     _install(uv, arguments, reporter)
 
 
-def reinstall(uv: Uv, python: Path, requirements: Path, distribution: str, *, reporter: Reporter) -> None:
-    """Unpack one distribution again; files that a patch added stay, so the caller removes those."""
-    arguments = [
-        "pip",
-        "sync",
-        "--require-hashes",
-        "--reinstall-package",
-        distribution,
-        "--refresh-package",
-        distribution,
-    ]
-    _install(uv, [*arguments, "--python", str(python), str(requirements)], reporter)
-
-
 def choose_python(uv: Uv, choice: PythonChoice, environ: Mapping[str, str]) -> ChosenPython:
     """The preferred Python if one is found, else the newest supported one.
 
