@@ -179,3 +179,13 @@ class CardError(ProvisionError):
 
     exit_code = 8
     code = "card"
+
+
+class InterruptedRunError(ProvisionError):
+    """The user ended the command with Ctrl-C."""
+
+    exit_code = 130
+    code = "interrupted"
+
+    def __init__(self) -> None:
+        super().__init__("interrupted; run the same command again to go on")

@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from provisioner.errors import EnvironmentConflictError, InterruptedRunError, ProvisionError
+
 HELP = """Turn a recipe into a proven vLLM environment, and tell which patches still hold on tomorrow's build.
 
 Example: [bold]provision hynix-stable[/bold], then [bold]provision status hynix-stable[/bold]
@@ -51,14 +53,37 @@ ENTRIES = (
 
 
 def exiting(function: Callable[..., int]) -> Callable[..., None]:
-    """A command whose returned integer is the exit code of the process (typer ignores what a command returns)."""
+    """A command whose returned integer is the exit code of the process (typer ignores what a command returns).
+
+    Ctrl-C and a file that cannot be read or written become errors of ours here: typer would end without a word at the
+    one, and the other is no defect. Whatever changes files translates its own failures; what comes here happened before
+    or after.
+    """
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> None:
-        raise typer.Exit(function(*args, **kwargs))
+        try:
+            code = function(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise InterruptedRunError from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise _explain(error) from error
+        raise typer.Exit(code)
 
     command.__annotations__ = {**function.__annotations__, "return": None}
     return command
+
+
+def _explain(error: OSError) -> ProvisionError:
+    import shlex
+
+    return EnvironmentConflictError(
+        f"a file cannot be read or written: {error.strerror}",
+        where=str(error.filename),
+        hints=(f"ls -ld {shlex.quote(str(error.filename))}",),
+    )
 
 
 def build_command(argv: Sequence[str] = ()) -> Any:

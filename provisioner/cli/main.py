@@ -4,56 +4,63 @@ import sys
 from collections.abc import Sequence
 
 from provisioner.cli.app import build_command
-from provisioner.errors import ProvisionError
-
-INTERRUPTED = 130
-BUG = 70
+from provisioner.cli.words import refuse_empty, wants_json
+from provisioner.errors import InterruptedRunError, ProvisionError
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; nothing escapes."""
-    try:
-        build_command(argv).main(args=list(argv), prog_name="provision")
-    except SystemExit as stop:
-        return _end(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
-    except ProvisionError as error:
-        return _report(error, argv)
-    except KeyboardInterrupt:
-        return _end(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away (`provision … | head`); there is nobody left to tell.
-        sys.stderr.close()
-        return 0
-    except Exception as error:  # noqa: BLE001 - the boundary turns a bug into its exit code
-        return _report_bug(error)
-    return 0
+    from provisioner.cli.render import flush_output
+
+    code = _run(argv)
+    flush_output()
+    return code
 
 
 def run() -> None:
     """Entry point of the ``provision`` script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A path may hold bytes, and a terminal an encoding, that the text of an answer does not go into.
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
     sys.exit(main(sys.argv[1:]))
 
 
-def _end(code: int) -> int:
-    # typer turns Ctrl-C into its own exit without a word.
-    if code == INTERRUPTED:
-        print("interrupted; run the same command again to go on", file=sys.stderr)  # noqa: T201
-    return code
+def _run(argv: Sequence[str]) -> int:
+    as_json = wants_json(argv)
+    try:
+        refuse_empty(argv)
+        # typer itself prints a wrong command line, in a box; a machine gets it as it gets every other error.
+        code = build_command(argv).main(args=list(argv), prog_name="provision", standalone_mode=not as_json)
+        return int(code or 0)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except ProvisionError as error:
+        return _report(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return _report(InterruptedRunError(), as_json=as_json)
+    except Exception as error:  # noqa: BLE001 - the boundary turns a bug into its exit code
+        return _report_other(error, as_json=as_json)
 
 
-def _report(error: ProvisionError, argv: Sequence[str]) -> int:
+def _report(error: ProvisionError, *, as_json: bool) -> int:
     from provisioner.cli.render import print_error, print_error_json
 
-    if "--json" in argv:
+    if as_json:
         print_error_json(error)
     print_error(error)
     return error.exit_code
 
 
-def _report_bug(error: Exception) -> int:
+def _report_other(error: Exception, *, as_json: bool) -> int:
+    from provisioner.cli.words import usage_error_of
+
+    usage = usage_error_of(error)
+    return _report(usage, as_json=as_json) if usage is not None else _report_bug(error, as_json=as_json)
+
+
+def _report_bug(error: Exception, *, as_json: bool) -> int:
     import traceback
 
     traceback.print_exception(error, file=sys.stderr)
-    print(f"error[bug]: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-    print("hint: this is a defect of provision; please report it with the lines above", file=sys.stderr)  # noqa: T201
-    return BUG
+    hint = "this is a defect of provision; please report it with the lines above"
+    return _report(ProvisionError(f"{type(error).__name__}: {error}", hints=(hint,)), as_json=as_json)

@@ -1,10 +1,9 @@
 """``provision patch``: judge patches on a tree of files, apply them, take them back, look at them."""
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -65,30 +64,8 @@ def build_group() -> typer.Typer:
 
     group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
     for function in (check, apply, revert, show, lint, diff, refresh):
-        group.command(function.__name__)(exiting(_explaining(function)))
+        group.command(function.__name__)(exiting(function))
     return group
-
-
-def _explaining(function: Callable[..., int]) -> Callable[..., int]:
-    """The same command, for which a file that cannot be read or written is no bug of ours.
-
-    Whatever changes files translates its own failures; what comes here happened before or after.
-    """
-
-    @functools.wraps(function)
-    def command(*args: Any, **kwargs: Any) -> int:
-        from provisioner.errors import EnvironmentConflictError
-
-        try:
-            return function(*args, **kwargs)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise EnvironmentConflictError(
-                f"a file cannot be read or written: {error.strerror}", where=error.filename
-            ) from error
-
-    return command
 
 
 def check(

@@ -13,7 +13,7 @@ from provisioner.cli.probe_options import (
     read_settings,
     read_targets,
 )
-from provisioner.errors import ProvisionError, UsageError
+from provisioner.errors import InterruptedRunError, ProvisionError, UsageError
 from provisioner.progress import Reporter
 
 if TYPE_CHECKING:
@@ -80,19 +80,19 @@ def run_and_print(names: tuple[str, ...], asked: Asked) -> int:
         settings=settings,
         points=tuple(collector.points),
         notes=tuple(collector.notes),
-        ended=None if failure is None else "interrupted" if isinstance(failure, KeyboardInterrupt) else str(failure),
+        ended=None if failure is None else "interrupted" if isinstance(failure, InterruptedRunError) else str(failure),
     )
     _hand_over(run, asked)
-    if failure is not None and run.points and isinstance(failure, ProvisionError):
+    if failure is None:
+        return 0
+    if run.points:
         return _report_failure(failure)
-    if failure is not None:
-        raise failure
-    return 0
+    raise failure
 
 
 def _measure(
     targets: "Targets", settings: "RunSettings", collector: _Collector, extra: dict[str, Any]
-) -> KeyboardInterrupt | ProvisionError | None:
+) -> ProvisionError | None:
     """Run the probes; what ended them early comes back, so that the points so far can be handed over first."""
     import asyncio
 
@@ -100,8 +100,10 @@ def _measure(
 
     try:
         asyncio.run(run_probes(targets, settings, collector, extra=extra))
-    except (KeyboardInterrupt, ProvisionError) as failure:
+    except ProvisionError as failure:
         return failure
+    except KeyboardInterrupt:
+        return InterruptedRunError()
     return None
 
 

@@ -1,8 +1,10 @@
 """The only place that prints. Data goes to stdout, everything else to stderr; colours never carry meaning alone."""
 
 import json
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from provisioner.errors import ProvisionError
@@ -10,29 +12,36 @@ from provisioner.errors import ProvisionError
 
 def print_json(schema: str, payload: Mapping[str, Any]) -> None:
     """One JSON object on stdout, named by its schema (``provision/<schema>/1``)."""
-    sys.stdout.write(json.dumps({"schema": f"provision/{schema}/1", **payload}, indent=2, default=str) + "\n")
+    _answer(json.dumps({"schema": f"provision/{schema}/1", **payload}, indent=2, default=str) + "\n")
 
 
 def print_text(text: str) -> None:
     """Lines of data on stdout."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    _answer(text if text.endswith("\n") else text + "\n")
 
 
 def print_bytes(data: bytes) -> None:
     """Data on stdout, byte for byte."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    with _despite_gone_reader():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def flush_output() -> None:
+    """Write what is still buffered."""
+    with _despite_gone_reader():
+        sys.stdout.flush()
 
 
 def print_note(text: str) -> None:
     """A line for people on stderr."""
-    sys.stderr.write(f"{text}\n")
+    _tell(f"{text}\n")
 
 
 def print_warning(text: str) -> None:
     """A warning on stderr."""
-    sys.stderr.write(f"{_paint('warning', '33')}: {text}\n")
+    _tell(f"{_paint('warning', '33')}: {text}\n")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -45,7 +54,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for number, row in enumerate(table):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
         line = "  ".join([*cells, row[-1]]).rstrip()
-        sys.stdout.write((_paint(line, "1", stream=sys.stdout) if number == 0 else line) + "\n")
+        _answer((_paint(line, "1", stream=sys.stdout) if number == 0 else line) + "\n")
 
 
 def print_error(error: ProvisionError) -> None:
@@ -55,7 +64,7 @@ def print_error(error: ProvisionError) -> None:
     lines += [f"  expected: {error.expected}"] if error.expected is not None else []
     lines += [f"  found:    {_indent(error.found)}"] if error.found is not None else []
     lines += [f"hint: {hint}" for hint in error.hints]
-    sys.stderr.write("\n".join(lines) + "\n")
+    _tell("\n".join(lines) + "\n")
 
 
 def print_error_json(error: ProvisionError) -> None:
@@ -82,13 +91,36 @@ def size_text(count: int) -> str:
     return f"{value:.1f} GiB"
 
 
+def _answer(text: str) -> None:
+    with _despite_gone_reader():
+        sys.stdout.write(text)
+
+
+def _tell(text: str) -> None:
+    # A run goes on although nobody listens to how (`provision … 2>&1 | head -1`).
+    with suppress(BrokenPipeError):
+        sys.stderr.write(text)
+
+
+@contextmanager
+def _despite_gone_reader() -> Iterator[None]:
+    """Where the reader of stdout went away (`provision … | head -1`), let this and the rest go nowhere.
+
+    The command ends as it would have, with its own exit code.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def _indent(text: str) -> str:
     return text.replace("\n", "\n            ")
 
 
 def _paint(text: str, code: str, *, stream: Any = None) -> str:
-    import os
-
     stream = stream or sys.stderr
     plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain else f"\033[{code}m{text}\033[0m"

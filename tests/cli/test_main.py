@@ -112,7 +112,7 @@ def test_every_ending_has_its_exit_code(error, code, monkeypatch, capsys):
 def test_exit_codes_stand_on_the_classes():
     codes = {cls.code: cls.exit_code for cls in vars(errors).values() if isinstance(cls, type)}
     assert len(codes) > 15
-    assert set(codes.values()) == {2, 3, 4, 5, 6, 7, 8, 70}
+    assert set(codes.values()) == {2, 3, 4, 5, 6, 7, 8, 70, 130}
 
 
 def test_recipes_as_json(capsys):
@@ -155,3 +155,88 @@ def test_texts_that_are_no_version_and_no_recipe(tmp_path, monkeypatch, capsys):
     (tmp_path / "b.toml").write_bytes(b"title = '\xff'")
     assert main(["up", str(tmp_path / "b.toml")]) == 3
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["status", "--venv", ""],
+        ["status", "--venv="],
+        ["patch", "check", "--site-packages", "", "x"],
+        ["drift", "-o", ""],
+        ["verify", "--report", ""],
+        ["drift", "--patches", ""],
+        ["verify", "--model", ""],
+        ["serve", "hynix", "--model", ""],
+        ["up", "hynix", "--python", ""],
+        ["up", ""],
+        ["patch", "lint", "--", ""],
+        ["bundle", "hynix", "--output", ""],
+        ["containerfile", "hynix", "--bundle="],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_word_is_never_the_current_folder(argv, capsys):
+    assert main(argv) == 2
+    assert "is empty" in capsys.readouterr().err
+
+
+def test_a_servers_own_words_may_be_empty(capsys):
+    assert main(["serve", "hynix", "--json", "--", "--chat-template", ""]) == 0
+    assert "" in json.loads(capsys.readouterr().out)["argv"]
+
+
+def test_a_root_may_be_empty_since_that_is_its_default(capsys):
+    assert main(["patch", "lint", "pr50021-gdn-spec-bounds", "--root", ""]) == 0
+    assert "pr50021" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["status", "--nonsense", "--json"], "provision status --help"),
+        (["up", "--json"], "provision up --help"),
+        (["units", "hynix", "--port", "x", "--json"], "provision units --help"),
+        (["nonsense", "--json"], "provision --help"),
+    ],
+    ids=str,
+)
+def test_a_wrong_command_line_is_json_too_when_asked(argv, hint, capsys):
+    assert main(argv) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["exit"], answer["hints"]) == ("provision/error/1", 2, [hint])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(KeyboardInterrupt(), "interrupted"), (RuntimeError("x"), "bug"), (errors.NetworkError("x"), "network")],
+    ids=str,
+)
+def test_every_ending_is_one_json_object_when_asked(error, code, monkeypatch, capsys):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("provisioner.cli.catalogue.all_recipes", fail)
+    assert main(["recipes", "--json"]) == json.loads(capsys.readouterr().out)["exit"]
+    main(["recipes", "--json"])
+    assert json.loads(capsys.readouterr().out)["code"] == code
+
+
+def test_a_file_that_cannot_be_written_is_no_defect(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["verify", "hynix", "--report", str(tmp_path / "file" / "x.json")]) == 5
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert f"hint: ls -ld {tmp_path / 'file'}" in err
+
+
+@pytest.mark.parametrize("words", ["patches", "recipes --json", "patches sm80-cpu-repack 2>&1"])
+def test_a_reader_that_goes_away_changes_no_exit_code(words):
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m provisioner {words} | true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
