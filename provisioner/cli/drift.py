@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from provisioner.drift.bisect import Bisection
     from provisioner.drift.builds import Builds
-    from provisioner.drift.model import DriftReport
+    from provisioner.drift.model import Bisection, DriftReport
     from provisioner.drift.scan import Subject
     from provisioner.wheels.names import Candidate
     from provisioner.wheels.settings import IndexSettings

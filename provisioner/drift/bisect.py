@@ -1,36 +1,14 @@
 """Since when: the first build on which an answer changed, with the fewest wheels read. Pure but for the judge."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from provisioner.drift.model import HOLDS, Build, Cell, Column
+from provisioner.drift.explain import compare_signatures
+from provisioner.drift.model import HOLDS, Bisection, Cell, Column, Turn
 from provisioner.errors import NoSuchBuildError, UsageError
 from provisioner.wheels.names import Candidate
 
 Judge = Callable[[Candidate], Column]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """Where one patch of one recipe turned: the last build with the old answer, the first with the new one."""
-
-    recipe: str
-    patch: str
-    last: Build
-    first: Build
-    before: Cell
-    after: Cell
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bisection:
-    """Every patch that turned between two builds, and how many of the builds were read."""
-
-    good: Build
-    bad: Build
-    turns: tuple[Turn, ...]
-    between: int
-    judged: int
 
 
 def find_turns(builds: Sequence[Candidate], good: str, bad: str, judge: Judge) -> Bisection:
@@ -69,18 +47,21 @@ def _search(column: Callable[[int], Column], low: int, high: int, cell: Cell) ->
             low = middle
         else:
             high = middle
+    before, after = _same_row(column(low), cell), _same_row(column(high), cell)
+    if before.verdict.verdict in HOLDS:
+        after = replace(after, changes=compare_signatures(before, after))
     return Turn(
         recipe=cell.recipe,
         patch=cell.verdict.id,
         last=column(low).build,
         first=column(high).build,
-        before=_same_row(column(low), cell),
-        after=_same_row(column(high), cell),
+        before=before,
+        after=after,
     )
 
 
 def _same_row(column: Column, cell: Cell) -> Cell:
-    return next(item for item in column.cells if (item.recipe, item.verdict.id) == (cell.recipe, cell.verdict.id))
+    return next(item for item in column.cells if item.row == cell.row)
 
 
 def _read(judge: Judge, candidate: Candidate) -> Column:

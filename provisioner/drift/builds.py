@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from provisioner.errors import NoSuchBuildError
 from provisioner.wheels.names import Candidate, Target, choose_each
 from provisioner.wheels.settings import IndexSettings
@@ -22,8 +24,9 @@ class Builds:
 def find_builds(
     specs: Sequence[str], settings: IndexSettings, *, last: int | None = None, variant: str | None = None
 ) -> Builds:
-    """The builds that the specs name, the newest ``last`` of them.
+    """The builds that the specs name together, the newest ``last`` of them.
 
+    Oldest first by version; those of one version keep the order in which they are listed.
     Raises UsageError for a spec that names nothing, NoSuchBuildError where no build is found, NetworkError.
     """
     found: list[Candidate] = []
@@ -38,6 +41,7 @@ def find_builds(
         raise NoSuchBuildError(
             "no build has a wheel for Linux x86_64", where=", ".join(specs), found="\n".join(missing) or None
         )
+    found.sort(key=lambda item: Version(item.version.public))
     return Builds(found=tuple(found[-last:] if last else found), missing=tuple(missing))
 
 

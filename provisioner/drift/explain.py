@@ -1,26 +1,31 @@
 """Why a patch does not hold on a build: the nearest place, what differs there, what became of the function. Pure.
 
-Everything here runs only for hunks that do not hold, so it may parse whole files.
+Whole files are parsed only for hunks that do not hold. Of those that hold no more is learnt than the signature of their
+functions, with which those of other builds are compared.
 """
 
 import ast
 import difflib
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from provisioner.drift.model import HOLDS, HunkView
+from provisioner.drift.model import HOLDS, Cell, Column, HunkView, Row, Signature
 from provisioner.patching.model import FileChange, FileFacts, FileVerdict, Hunk, HunkVerdict, Patch, PatchVerdict
 
 _SHOWN = 90
+_LONGEST_HEAD = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """At most a few lines a file, and a view of each hunk that does not hold."""
+    """At most a few lines a file, a view of each hunk that does not hold, and the signatures around the hunks."""
 
     lines: tuple[str, ...] = ()
     views: tuple[HunkView, ...] = ()
+    signatures: tuple[Signature, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +37,11 @@ class _Place:
     first_difference: int | None
 
 
-def explain_patch(
-    verdict: PatchVerdict, patch: Patch, facts: Mapping[str, FileFacts], before: Mapping[str, FileFacts]
-) -> Account:
-    """The account of one patch on one build; ``before`` are the files of the nearest build on which it holds."""
+def explain_patch(verdict: PatchVerdict, patch: Patch, facts: Mapping[str, FileFacts]) -> Account:
+    """The account of one patch on one build, as this build alone shows it."""
+    signatures = tuple(_signatures_around(verdict, facts))
     if verdict.verdict in HOLDS:
-        return Account()
+        return Account(signatures=signatures)
     changes = {change.path: change for change in patch.changes}
     lines: list[str] = []
     views: list[HunkView] = []
@@ -48,13 +52,45 @@ def explain_patch(
         if content is None or not file.hunks:
             lines.append(f"{file.path}: {file.why or file.verdict}")
             continue
-        account = _explain_file(file, changes[file.path], content, _text_of(before.get(file.path)))
+        account = _explain_file(file, changes[file.path], content)
         lines += account.lines
         views += account.views
-    return Account(lines=tuple(lines), views=tuple(views))
+    return Account(lines=tuple(lines), views=tuple(views), signatures=signatures)
 
 
-def _explain_file(file: FileVerdict, change: FileChange, content: str, before: str | None) -> Account:
+def tell_changes(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Say of each patch that does not hold how signatures differ from the nearest build on which it holds.
+
+    Of two equally near builds the older one counts. ``columns`` are oldest first.
+    """
+    held: dict[Row, list[tuple[int, Cell]]] = {}
+    for index, column in enumerate(columns):
+        for cell in column.cells:
+            if cell.verdict.verdict in HOLDS:
+                held.setdefault(cell.row, []).append((index, cell))
+
+    def told(index: int, cell: Cell) -> Cell:
+        nearest = min(held.get(cell.row, ()), key=lambda item: (abs(item[0] - index), item[0]), default=None)
+        if cell.verdict.verdict in HOLDS or nearest is None:
+            return replace(cell, changes=())
+        return replace(cell, changes=compare_signatures(nearest[1], cell))
+
+    return tuple(
+        replace(column, cells=tuple(told(index, cell) for cell in column.cells)) for index, column in enumerate(columns)
+    )
+
+
+def compare_signatures(before: Cell, after: Cell) -> tuple[str, ...]:
+    """A line for each function around a hunk whose signature differs between two builds."""
+    old = {(item.path, item.scope): item.arguments for item in before.signatures}
+    return tuple(
+        f"{new.path}: the signature of {new.scope} changed: ({old[new.path, new.scope]}) became ({new.arguments})"
+        for new in after.signatures
+        if old.get((new.path, new.scope), new.arguments) != new.arguments
+    )
+
+
+def _explain_file(file: FileVerdict, change: FileChange, content: str) -> Account:
     hunks = {hunk.index: hunk for hunk in change.hunks}
     lines: list[str] = []
     views: list[HunkView] = []
@@ -64,7 +100,7 @@ def _explain_file(file: FileVerdict, change: FileChange, content: str, before: s
         place = find_nearest(hunks[answer.index], content.split("\n"))
         views.append(_view(file.path, hunks[answer.index], answer, content.split("\n"), place))
         lines += [f"{file.path}, hunk {answer.index}: {line}" for line in _explain_hunk(answer, views[-1], place)]
-        lines += [f"{file.path}: {line}" for line in _explain_scope(answer.scope, content, before)]
+        lines += [f"{file.path}: {line}" for line in _explain_scope(answer.scope, content)]
     return Account(lines=tuple(dict.fromkeys(lines)), views=tuple(views))
 
 
@@ -108,19 +144,63 @@ def _explain_hunk(answer: HunkVerdict, view: HunkView, place: _Place | None) -> 
     yield f"line {view.line + at} is {_short(found)}, wanted {_short(view.wanted[at])}"
 
 
-def _explain_scope(scope: str | None, content: str, before: str | None) -> Iterator[str]:
-    """What became of the function that the hunk stands in: gone, renamed, or with another signature."""
-    if not scope:
+def _explain_scope(scope: str | None, content: str) -> Iterator[str]:
+    """Whether the function that the hunk stands in is gone or renamed."""
+    known = _signatures(content)
+    if not scope or scope in known:
         return
-    new, old = _signatures(content), _signatures(before) if before is not None else {}
-    if scope not in new:
-        near = difflib.get_close_matches(scope, new, n=1, cutoff=0.7)
-        yield f"{scope} is no longer there" + (f"; the nearest name is {near[0]}" if near else "")
-    elif scope in old and old[scope] != new[scope]:
-        yield f"the signature of {scope} changed: ({old[scope]}) became ({new[scope]})"
+    near = difflib.get_close_matches(scope, known, n=1, cutoff=0.7)
+    yield f"{scope} is no longer there" + (f"; the nearest name is {near[0]}" if near else "")
 
 
-def _signatures(source: str) -> dict[str, str]:
+def _signatures_around(verdict: PatchVerdict, facts: Mapping[str, FileFacts]) -> Iterator[Signature]:
+    for file in verdict.files:
+        scopes = dict.fromkeys(hunk.scope for hunk in file.hunks if hunk.scope)
+        content = _text_of(facts.get(file.path)) if scopes else None
+        if content is None:
+            continue
+        for scope in scopes:
+            held = file.verdict in HOLDS
+            arguments = find_held_signature(content, scope) if held else _signatures(content).get(scope)
+            if arguments is not None:
+                yield Signature(path=file.path, scope=scope, arguments=arguments)
+
+
+@lru_cache(maxsize=1024)
+def find_held_signature(source: str, scope: str) -> str | None:
+    """The arguments, as text, of a function that is known to be in ``source`` (of a class, its bases).
+
+    Found by its name where that is defined once at its depth; all is parsed only where it is not, or is written in an
+    unusual way.
+    """
+    outer, _, name = scope.rpartition(".")
+    indent = r"[ \t]+" if outer else ""
+    heads = re.finditer(rf"^{indent}(?:async[ \t]+)?(?:def|class)[ \t]+{re.escape(name)}\b", source, flags=re.MULTILINE)
+    starts = [head.start() for head in heads]
+    head = _parse_head(source[starts[0] : starts[0] + _LONGEST_HEAD].lstrip(" \t")) if len(starts) == 1 else None
+    return _arguments_of(head) if head is not None else _signatures(source).get(scope)
+
+
+def _parse_head(text: str) -> ast.AST | None:
+    """The definition at the start of ``text``, which goes on after it, without its body."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.partition("#")[0].rstrip().endswith(":"):
+            try:
+                return ast.parse("\n".join(lines[:number]) + "\n ...").body[0]
+            except (SyntaxError, ValueError):
+                continue
+    return None
+
+
+def _arguments_of(node: ast.AST) -> str | None:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return ast.unparse(node.args)
+    return ", ".join(map(ast.unparse, node.bases)) if isinstance(node, ast.ClassDef) else None
+
+
+@lru_cache(maxsize=64)
+def _signatures(source: str) -> Mapping[str, str]:
     """Qualified name to the arguments as text, of every function; empty where the text is not Python."""
     try:
         tree = ast.parse(source)
@@ -131,11 +211,9 @@ def _signatures(source: str) -> dict[str, str]:
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield f"{prefix}{child.name}", ast.unparse(child.args)
-            yield from _walk(child, f"{prefix}{child.name}.")
-        elif isinstance(child, ast.ClassDef):
-            yield f"{prefix}{child.name}", ", ".join(map(ast.unparse, child.bases))
+        arguments = _arguments_of(child)
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and arguments is not None:
+            yield f"{prefix}{child.name}", arguments
             yield from _walk(child, f"{prefix}{child.name}.")
         else:
             yield from _walk(child, prefix)

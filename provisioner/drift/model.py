@@ -4,15 +4,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from hashlib import sha256
 from typing import Final
 
 from packaging.version import Version
 
+from provisioner.digests import Digest
 from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.recipe import DriftResponse, PatchPolicy
 
 HOLDS: Final = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET, Verdict.APPLIED, Verdict.ALREADY_IN_SERIES})
+Row = tuple[str, str]
+"""Recipe and patch."""
 _MERGED: Final = frozenset({Verdict.MERGED_UPSTREAM, Verdict.PROBABLY_MERGED})
 _BROKEN: Final[Mapping[PatchPolicy, DriftResponse]] = {
     PatchPolicy.REQUIRED: DriftResponse.FAIL,
@@ -46,25 +50,109 @@ class HunkView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Signature:
+    """The arguments of a function in which a hunk stands (of a class, its bases), as the build has them."""
+
+    path: str
+    scope: str
+    arguments: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One patch of one recipe on one build. ``account`` says why in at most a few lines; ``key`` names the drift."""
+    """One patch of one recipe on one build; ``key`` names the drift.
+
+    ``place`` counts from 0 over the recipe's series, ``text`` is the digest of the patch's text. ``reasons`` say why as
+    this build alone shows it; ``changes`` what became of signatures since the nearest build on which the patch holds.
+    """
 
     recipe: str
+    place: int
+    text: Digest
     policy: PatchPolicy
     verdict: PatchVerdict
     response: DriftResponse
-    account: tuple[str, ...]
     key: str
+    reasons: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     views: tuple[HunkView, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+
+    @property
+    def account(self) -> tuple[str, ...]:
+        """Why, in at most a few lines."""
+        return (*self.reasons, *self.changes)
+
+    @property
+    def row(self) -> Row:
+        """Recipe and patch."""
+        return self.recipe, self.verdict.id
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Sorts the cells of a column."""
+        return self.recipe, self.place, self.verdict.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unread:
+    """A recipe for which a build could not be read, and why."""
+
+    recipe: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """All that was found on one build; ``failure`` where it could not be read."""
+    """All that was found on one build: ``recipes`` were judged there, and for the ``unread`` ones it was tried.
+
+    A recipe in neither was not asked for on this build, which happens only where reports were merged.
+    """
 
     build: Build
+    recipes: tuple[str, ...]
     cells: tuple[Cell, ...]
-    failure: str | None = None
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the build could not be read; None where it could."""
+        return "; ".join(sorted({item.why for item in self.unread})) or None
+
+    def look_up(self, row: Row) -> Cell | Unread | None:
+        """What is known of a row; None where it was not asked for on this build."""
+        return self._cells.get(row) or self._unread.get(row[0])
+
+    @cached_property
+    def _cells(self) -> Mapping[Row, Cell]:
+        return {cell.row: cell for cell in self.cells}
+
+    @cached_property
+    def _unread(self) -> Mapping[str, Unread]:
+        return {item.recipe: item for item in self.unread}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Where one patch of one recipe turned: the last build with the old answer, the first with the new one."""
+
+    recipe: str
+    patch: str
+    last: Build
+    first: Build
+    before: Cell
+    after: Cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """Every patch that turned between two builds, and how many of the builds were read."""
+
+    good: Build
+    bad: Build
+    turns: tuple[Turn, ...]
+    between: int
+    judged: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +167,23 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftReport:
-    """A whole scan, builds oldest first."""
+    """A whole scan, or several that were merged: builds oldest first, cells by recipe and place in its series.
+
+    ``bisections`` are kept from reports that were merged.
+    """
 
     against: tuple[str, ...]
     columns: tuple[Column, ...]
     cost: Cost
+    bisections: tuple[Bisection, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Recipe and patch of each row, by recipe and place."""
+        places: dict[Row, int] = {}
+        for cell in (cell for column in self.columns for cell in column.cells):
+            places[cell.row] = min(places.get(cell.row, cell.place), cell.place)
+        return tuple(sorted(places, key=lambda row: (row[0], places[row], row[1])))
 
     @property
     def failing(self) -> tuple[tuple[Build, Cell], ...]:
@@ -96,9 +196,21 @@ class DriftReport:
         )
 
     @property
+    def not_judged(self) -> tuple[tuple[Build, Row], ...]:
+        """Every row that nobody judged on a build, nor tried to."""
+        rows = self.rows
+        return tuple((column.build, row) for column in self.columns for row in rows if column.look_up(row) is None)
+
+    @property
     def unread(self) -> tuple[Column, ...]:
-        """The builds that could not be read."""
+        """The builds that could not be read, for one recipe at least."""
         return tuple(column for column in self.columns if column.failure is not None)
+
+
+def age_of(build: Build) -> tuple[Version, str, str, str, str]:
+    """Orders builds, oldest first: by version, then by time of upload where it is known, then by name."""
+    uploaded = build.uploaded.isoformat() if build.uploaded else ""
+    return Version(build.version.public), uploaded, build.label, build.filename, build.variant or ""
 
 
 def response_to(verdict: Verdict, policy: PatchPolicy, own: Mapping[str, DriftResponse]) -> DriftResponse:

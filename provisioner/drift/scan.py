@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from provisioner.digests import Digest
-from provisioner.drift.explain import explain_patch
-from provisioner.drift.model import HOLDS, Build, Cell, Column, Cost, DriftReport, drift_key, response_to
+from provisioner.drift.explain import explain_patch, tell_changes
+from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, Unread, age_of, drift_key, response_to
 from provisioner.errors import ProvisionError
 from provisioner.patching.gather import shipped_facts
-from provisioner.patching.model import Create, FileFacts, Patch, PatchVerdict
+from provisioner.patching.model import Create, FileFacts, PatchVerdict
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.progress import Reporter
 from provisioner.provisioning.series import RecipeSeries
-from provisioner.recipe import DriftResponse, PatchPolicy
+from provisioner.recipe import DriftResponse
 from provisioner.wheels.lazy import Wheel
 from provisioner.wheels.names import Candidate
 from provisioner.wheels.record import Record
@@ -68,10 +68,11 @@ def scan(
             if isinstance(item, _Read):
                 item.wheel.close()
         traffic = transport.traffic
-    columns = _Historian(opened, judged).columns()
+    names = tuple(sorted(subject.name for subject in subjects))
+    columns = [_column(item, names, judged) for item in sorted(opened, key=lambda item: age_of(item.build))]
     reused = sum(len(reads) - 1 for reads in groups.values())
     cost = Cost(requests=traffic.requests, received=traffic.received, seconds=time.monotonic() - start, reused=reused)
-    return DriftReport(against=tuple(against), columns=columns, cost=cost)
+    return DriftReport(against=tuple(sorted(set(against))), columns=tell_changes(columns), cost=cost)
 
 
 def build_of(candidate: Candidate) -> Build:
@@ -134,87 +135,47 @@ def _key_of(read: _Read) -> _Key:
     return tuple(texts), tuple((path, read.record.digest(path)) for path in sorted(paths)), whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """One patch of one subject on the files of one group of wheels."""
-
-    subject: Subject
-    policy: PatchPolicy
-    patch: Patch
-    verdict: PatchVerdict
-
-    @property
-    def row(self) -> tuple[str, str]:
-        return self.subject.name, self.verdict.id
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Judged:
-    facts: Mapping[str, FileFacts]
-    answers: tuple[_Answer, ...]
-
-
-def _judge(subjects: Sequence[Subject], read: _Read) -> _Judged | ProvisionError:
+def _judge(subjects: Sequence[Subject], read: _Read) -> tuple[Cell, ...] | ProvisionError:
     paths = {path for series in read.series.values() for path in _paths_of(series)}
     try:
         facts = shipped_facts(read.record, sorted(paths), read.wheel)
     except ProvisionError as error:
         return error
-    answers = tuple(answer for subject in subjects for answer in _judge_subject(subject, read, facts))
-    return _Judged(facts=facts, answers=answers)
+    cells = (cell for subject in subjects for cell in _judge_subject(subject, read, facts))
+    return tuple(sorted(cells, key=lambda cell: cell.order))
 
 
-def _judge_subject(subject: Subject, read: _Read, facts: Mapping[str, FileFacts]) -> Iterator[_Answer]:
+def _judge_subject(subject: Subject, read: _Read, facts: Mapping[str, FileFacts]) -> Iterator[Cell]:
     series = read.series[subject.name]
     verdicts: list[PatchVerdict] = list(judge_series(series.patches, facts, read.record).patches)
-    for patch in series.unwanted:
-        verdicts += judge_series((patch,), facts, read.record).patches
+    for unwanted in series.unwanted:
+        verdicts += judge_series((unwanted,), facts, read.record).patches
     texts = {item.patch.id: item.patch for item in (*series.patches, *series.unwanted)}
-    for verdict in verdicts:
-        policy = series.policies[verdict.id]
-        yield _Answer(subject=subject, policy=policy, patch=texts[verdict.id], verdict=verdict)
-
-
-class _Historian:
-    """Explains each answer against the nearest build on which the same patch holds, the older one of two."""
-
-    def __init__(self, opened: Sequence[_Read | _Unread], judged: Mapping[_Key, _Judged | ProvisionError]) -> None:
-        self._opened = opened
-        self._judged = [item if isinstance(item, _Unread) else judged[_key_of(item)] for item in opened]
-        self._held: dict[tuple[str, str], list[tuple[int, Mapping[str, FileFacts]]]] = {}
-        for index, found in enumerate(self._judged):
-            if isinstance(found, _Judged):
-                for answer in found.answers:
-                    if answer.verdict.verdict in HOLDS:
-                        self._held.setdefault(answer.row, []).append((index, found.facts))
-
-    def columns(self) -> tuple[Column, ...]:
-        """A column for each build, in order."""
-        return tuple(self._column(index) for index in range(len(self._judged)))
-
-    def _column(self, index: int) -> Column:
-        build, judged = self._opened[index].build, self._judged[index]
-        if isinstance(judged, _Unread):
-            return Column(build=build, cells=(), failure=judged.failure)
-        if isinstance(judged, ProvisionError):
-            return Column(build=build, cells=(), failure=str(judged))
-        cells = tuple(self._cell(index, answer, judged.facts) for answer in judged.answers)
-        return Column(build=build, cells=cells)
-
-    def _cell(self, index: int, answer: _Answer, facts: Mapping[str, FileFacts]) -> Cell:
-        subject, verdict = answer.subject, answer.verdict
-        held = self._held.get(answer.row, [])
-        nearest = min(held, key=lambda item: (abs(item[0] - index), item[0]), default=(index, {}))
-        account = explain_patch(verdict, answer.patch, facts, nearest[1])
-        return Cell(
+    for place, verdict in enumerate(verdicts):
+        patch, policy = texts[verdict.id], series.policies[verdict.id]
+        account = explain_patch(verdict, patch, facts)
+        yield Cell(
             recipe=subject.name,
-            policy=answer.policy,
+            place=place,
+            text=patch.digest,
+            policy=policy,
             verdict=verdict,
-            response=response_to(verdict.verdict, answer.policy, subject.responses),
-            account=account.lines,
-            views=account.views,
+            response=response_to(verdict.verdict, policy, subject.responses),
             key=drift_key(subject.name, verdict),
+            reasons=account.lines,
+            views=account.views,
+            signatures=account.signatures,
         )
+
+
+def _column(
+    item: _Read | _Unread, names: tuple[str, ...], judged: Mapping[_Key, tuple[Cell, ...] | ProvisionError]
+) -> Column:
+    found = item if isinstance(item, _Unread) else judged[_key_of(item)]
+    if isinstance(found, tuple):
+        return Column(build=item.build, recipes=names, cells=found)
+    why = found.failure if isinstance(found, _Unread) else str(found)
+    return Column(build=item.build, recipes=(), cells=(), unread=tuple(Unread(recipe=name, why=why) for name in names))
 
 
 def _paths_of(series: RecipeSeries) -> tuple[str, ...]:

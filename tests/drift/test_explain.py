@@ -1,8 +1,14 @@
+from packaging.version import Version
+
 from provisioner.digests import digest_of
-from provisioner.drift.explain import explain_patch, find_nearest
+from provisioner.drift.explain import explain_patch, find_held_signature, find_nearest, tell_changes
+from provisioner.drift.model import Cell, Column
+from provisioner.drift.scan import build_of
 from provisioner.patching.diff import parse_patch
 from provisioner.patching.model import Cut, FileFacts, SeriesPatch
 from provisioner.patching.series import judge_series
+from provisioner.recipe import DriftResponse, PatchPolicy
+from provisioner.wheels.names import Candidate
 
 BASE = b"""\
 import os
@@ -27,12 +33,34 @@ PATCH = b"""\
 """
 
 
-def account_on(content: bytes, before: bytes = BASE):
+def cell_on(content: bytes) -> Cell:
     patch = parse_patch(PATCH, id="p", source="p.patch")
     item = SeriesPatch(patch=patch, cuts={"m/ops.py": Cut(scopes=("Op.scale",))})
     facts = {"m/ops.py": fact(content)}
     (verdict,) = judge_series([item], facts).patches
-    return explain_patch(verdict, patch, facts, {"m/ops.py": fact(before)})
+    account = explain_patch(verdict, patch, facts)
+    return Cell(
+        recipe="r",
+        place=0,
+        text=patch.digest,
+        policy=PatchPolicy.REQUIRED,
+        verdict=verdict,
+        response=DriftResponse.FAIL,
+        key="",
+        reasons=account.lines,
+        views=account.views,
+        signatures=account.signatures,
+    )
+
+
+def account_on(content: bytes, before: bytes = BASE) -> Cell:
+    """The cell of ``content`` beside one on which the patch holds."""
+    cells = (cell_on(before), cell_on(content))
+    columns = [
+        Column(build=build_of(Candidate(filename="", version=Version(str(age)))), recipes=("r",), cells=(cell,))
+        for age, cell in enumerate(cells)
+    ]
+    return tell_changes(columns)[1].cells[0]
 
 
 def fact(content: bytes) -> FileFacts:
@@ -40,13 +68,13 @@ def fact(content: bytes) -> FileFacts:
 
 
 def test_what_holds_needs_no_account():
-    account = account_on(BASE)
-    assert (account.lines, account.views) == ((), ())
+    cell = account_on(BASE)
+    assert (cell.account, cell.views) == ((), ())
 
 
 def test_changed_context_is_shown_with_its_line():
     account = account_on(b"# above\n" + BASE.replace(b"y = x * 2", b"y = x * 3"))
-    assert account.lines == (
+    assert account.account == (
         "m/ops.py, hunk 1: cut for line 5 in Op.scale; nearest place is line 6, 2 of 3 lines agree",
         "m/ops.py, hunk 1: line 7 is 'y = x * 3', wanted 'y = x * 2'",
     )
@@ -58,17 +86,17 @@ def test_changed_context_is_shown_with_its_line():
 
 def test_a_changed_signature_is_named():
     account = account_on(BASE.replace(b"def scale(self, x):", b"def scale(self, x, *, by=2):"))
-    assert account.lines[-1] == "m/ops.py: the signature of Op.scale changed: (self, x) became (self, x, *, by=2)"
+    assert account.account[-1] == "m/ops.py: the signature of Op.scale changed: (self, x) became (self, x, *, by=2)"
 
 
 def test_a_renamed_function_is_named():
     account = account_on(BASE.replace(b"def scale(", b"def scaled("))
-    assert "m/ops.py: Op.scale is no longer there; the nearest name is Op.scaled" in account.lines
+    assert "m/ops.py: Op.scale is no longer there; the nearest name is Op.scaled" in account.account
 
 
 def test_a_file_with_none_of_it():
     account = account_on(b"nothing = 1\n")
-    assert "not one of its lines stands in the file" in account.lines[0]
+    assert "not one of its lines stands in the file" in account.account[0]
     assert account.views[0].found == ()
 
 
@@ -78,3 +106,29 @@ def test_the_nearest_of_equal_places_is_the_own_one():
     place = find_nearest(change.hunks[0], lines)
     assert place is not None
     assert (place.start, place.first_difference) == (4, None)
+
+
+def test_signatures_compare_where_files_are_searched_and_parsed():
+    source = """\
+class One:
+    def scale(self, x: int = 1, *, by: "str" = ":"  # a colon: here
+    ) -> int:
+        return x
+
+    def twice(self): ...
+
+class Two(One, metaclass=type):
+    def twice(self, again): ...
+
+async def alone(first, /, *rest): return "def alone(no):"
+"""
+    wanted = {
+        "One.scale": "self, x: int=1, *, by: 'str'=':'",
+        "One.twice": "self",
+        "Two.twice": "self, again",
+        "Two": "One",
+        "alone": "first, /, *rest",
+        "One.absent": None,
+    }
+    assert {scope: find_held_signature(source, scope) for scope in wanted} == wanted
+    assert find_held_signature("def broken(:\n", "broken") is None

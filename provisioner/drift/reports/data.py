@@ -4,8 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from provisioner.drift.bisect import Bisection
-from provisioner.drift.model import Build, Cell, Column, DriftReport
+from provisioner.drift.model import Bisection, Build, Cell, Column, DriftReport, Turn
 
 
 def print_report_json(report: DriftReport) -> str:
@@ -15,19 +14,7 @@ def print_report_json(report: DriftReport) -> str:
 
 def print_bisection_json(found: Bisection) -> str:
     """A bisection as JSON text, schema ``provision/drift-bisect/1``."""
-    turns = [
-        {
-            "recipe": turn.recipe,
-            "patch": turn.patch,
-            "last": _describe_build(turn.last),
-            "first": _describe_build(turn.first),
-            "before": _describe_cell(turn.before),
-            "after": _describe_cell(turn.after),
-        }
-        for turn in found.turns
-    ]
-    payload = {"good": _describe_build(found.good), "bad": _describe_build(found.bad), "turns": turns}
-    return _print("provision/drift-bisect/1", {**payload, "between": found.between, "judged": found.judged})
+    return _print("provision/drift-bisect/1", _describe_bisection(found))
 
 
 def describe_report(report: DriftReport) -> dict[str, Any]:
@@ -39,13 +26,60 @@ def describe_report(report: DriftReport) -> dict[str, Any]:
             {"build": build.label, "recipe": cell.recipe, "patch": cell.verdict.id, "key": cell.key}
             for build, cell in report.failing
         ],
+        "not_judged": [
+            {"build": build.label, "recipe": recipe, "patch": patch} for build, (recipe, patch) in report.not_judged
+        ],
+        "bisections": [_describe_bisection(found) for found in report.bisections],
         "cost": asdict(report.cost),
     }
 
 
+def describe_cell(cell: Cell) -> dict[str, Any]:
+    """One cell, for machines; ``changes`` are the last lines of ``account``."""
+    return {
+        "recipe": cell.recipe,
+        "place": cell.place,
+        "text": cell.text,
+        "policy": str(cell.policy),
+        "response": str(cell.response),
+        "key": cell.key,
+        "account": list(cell.account),
+        "changes": list(cell.changes),
+        "views": [asdict(view) for view in cell.views],
+        "signatures": [asdict(signature) for signature in cell.signatures],
+        **asdict(cell.verdict),
+    }
+
+
+def _describe_bisection(found: Bisection) -> dict[str, Any]:
+    return {
+        "good": _describe_build(found.good),
+        "bad": _describe_build(found.bad),
+        "turns": [_describe_turn(turn) for turn in found.turns],
+        "between": found.between,
+        "judged": found.judged,
+    }
+
+
+def _describe_turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "recipe": turn.recipe,
+        "patch": turn.patch,
+        "last": _describe_build(turn.last),
+        "first": _describe_build(turn.first),
+        "before": describe_cell(turn.before),
+        "after": describe_cell(turn.after),
+    }
+
+
 def _describe_column(column: Column) -> dict[str, Any]:
-    patches = [_describe_cell(cell) for cell in column.cells]
-    return {**_describe_build(column.build), "failure": column.failure, "patches": patches}
+    return {
+        **_describe_build(column.build),
+        "failure": column.failure,
+        "recipes": list(column.recipes),
+        "unread": [asdict(item) for item in column.unread],
+        "patches": [describe_cell(cell) for cell in column.cells],
+    }
 
 
 def _describe_build(build: Build) -> dict[str, Any]:
@@ -56,17 +90,6 @@ def _describe_build(build: Build) -> dict[str, Any]:
         "commit": build.commit,
         "variant": build.variant,
         "uploaded": build.uploaded.isoformat() if build.uploaded else None,
-    }
-
-
-def _describe_cell(cell: Cell) -> dict[str, Any]:
-    return {
-        "recipe": cell.recipe,
-        "policy": str(cell.policy),
-        "response": str(cell.response),
-        "key": cell.key,
-        "account": list(cell.account),
-        **asdict(cell.verdict),
     }
 
 

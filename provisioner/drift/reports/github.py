@@ -3,20 +3,20 @@
 from collections.abc import Iterator
 
 from provisioner.drift.model import Cell, DriftReport
-from provisioner.drift.reports.text import changes, row_keys
+from provisioner.drift.reports.text import changes, describe_turn
 from provisioner.recipe import DriftResponse
 
 _LEVELS = {DriftResponse.FAIL: "error", DriftResponse.WARN: "warning", DriftResponse.NOTICE: "notice"}
 
 
 def print_github(report: DriftReport) -> str:
-    """A workflow command for each drift where it begins; nothing where all holds."""
+    """A workflow command for each drift where it begins, and for what is not known; nothing where all holds."""
     lines = [*_annotations(report)]
     return "\n".join(lines) + "\n" if lines else ""
 
 
 def _annotations(report: DriftReport) -> Iterator[str]:
-    for recipe, patch in row_keys(report):
+    for recipe, patch in report.rows:
         for column, cell in changes(report, (recipe, patch)):
             level = _LEVELS.get(cell.response)
             if level is not None:
@@ -25,6 +25,15 @@ def _annotations(report: DriftReport) -> Iterator[str]:
     for column in report.unread:
         title = _property(f"{column.build.label} could not be read")
         yield f"::warning title={title}::{_data(column.failure or '')}"
+    if report.not_judged:
+        yield f"::warning title=not judged::{_data(_holes(report))}"
+    for turn in (turn for found in report.bisections for turn in found.turns):
+        title = _property(f"{turn.patch} ({turn.recipe}) turned on {turn.first.label}")
+        yield f"::notice title={title}::{_data(describe_turn(turn))}"
+
+
+def _holes(report: DriftReport) -> str:
+    return "\n".join(f"{patch} ({recipe}) on {build.label}" for build, (recipe, patch) in report.not_judged)
 
 
 def _text(cell: Cell) -> str:

@@ -5,8 +5,8 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from provisioner.drift.model import Cell, Column, DriftReport, HunkView
-from provisioner.drift.reports.text import LETTERS, cell_of, row_keys
+from provisioner.drift.model import Cell, Column, DriftReport, HunkView, Row, Turn, Unread
+from provisioner.drift.reports.text import describe_turn, letter_of, letters_used
 from provisioner.recipe import DriftResponse
 
 _MEANING = {
@@ -19,7 +19,7 @@ _MEANING = {
 
 def print_html(report: DriftReport) -> str:
     """The page; it loads nothing and works by keyboard."""
-    rows = row_keys(report)
+    rows = report.rows
     page = Template(files("provisioner.drift.reports").joinpath("page.html").read_text(encoding="utf-8"))
     return page.safe_substitute(
         lead=escape(_lead(report)),
@@ -35,34 +35,33 @@ def print_html(report: DriftReport) -> str:
 def _lead(report: DriftReport) -> str:
     failing = len(report.failing)
     state = f"{failing} cells fail by their recipe's policy" if failing else "nothing fails"
-    return f"{len(row_keys(report))} patches on {len(report.columns)} builds of {', '.join(report.against)}: {state}."
+    return f"{len(report.rows)} patches on {len(report.columns)} builds of {', '.join(report.against)}: {state}."
 
 
 def _option(recipe: str) -> str:
     return f'<option value="{escape(recipe)}">{escape(recipe)}</option>'
 
 
-def _row(report: DriftReport, number: int, row: tuple[str, str]) -> str:
+def _row(report: DriftReport, number: int, row: Row) -> str:
     recipe, patch = row
-    cells = "".join(f"<td>{_cell(column, cell_of(column, row), number)}</td>" for column in report.columns)
+    cells = "".join(f"<td>{_cell(column, column.look_up(row), number)}</td>" for column in report.columns)
     title = f'<th scope="row">{escape(patch)}<small>{escape(recipe)}</small></th>'
     return f"<tr {_data(report, row)}>{title}{cells}</tr>"
 
 
-def _data(report: DriftReport, row: tuple[str, str]) -> str:
-    found = [cell_of(column, row) for column in report.columns]
-    drifts = any(cell is None or cell.response is not DriftResponse.IGNORE for cell in found)
+def _data(report: DriftReport, row: Row) -> str:
+    found = [column.look_up(row) for column in report.columns]
+    drifts = any(not isinstance(cell, Cell) or cell.response is not DriftResponse.IGNORE for cell in found)
     return f'data-recipe="{escape(row[0])}" data-patch="{escape(row[1])}" data-drifts="{"yes" if drifts else "no"}"'
 
 
-def _cell(column: Column, cell: Cell | None, number: int) -> str:
-    if cell is None:
-        return (
-            f'<span class="cell unread" tabindex="0" title="could not be read: {escape(column.failure or "")}">!</span>'
-        )
+def _cell(column: Column, answer: Cell | Unread | None, number: int) -> str:
+    if not isinstance(answer, Cell):
+        return _empty_cell(column, answer)
+    cell = answer
     meaning = f"{cell.verdict.verdict}, {_MEANING[cell.response]}"
     label = f"{cell.verdict.id} on {column.build.label}: {meaning}"
-    letter = escape(LETTERS[cell.verdict.verdict]) + ("*" if cell.response is DriftResponse.FAIL else "")
+    letter = escape(letter_of(cell)) + ("*" if cell.response is DriftResponse.FAIL else "")
     if cell.response is DriftResponse.IGNORE:
         names = f'title="{escape(label)}" aria-label="{escape(label)}"'
         return f'<span class="cell ignore" tabindex="0" {names}>{letter}</span>'
@@ -73,30 +72,40 @@ def _cell(column: Column, cell: Cell | None, number: int) -> str:
     )
 
 
+def _empty_cell(column: Column, answer: Unread | None) -> str:
+    why = "not judged" if answer is None else f"could not be read: {answer.why}"
+    label = escape(f"{column.build.label}: {why}")
+    return f'<span class="cell unread" tabindex="0" title="{label}" aria-label="{label}">{letter_of(answer)}</span>'
+
+
 def _anchor(number: int, column: Column) -> str:
     label = "".join(character if character.isalnum() else "-" for character in column.build.label)
     return f"row{number}-{label}"
 
 
 def _legend(report: DriftReport) -> Iterator[str]:
-    used = {cell.verdict.verdict for column in report.columns for cell in column.cells}
-    for verdict, letter in LETTERS.items():
-        if verdict in used:
-            yield f"<li><b>{escape(letter)}</b> {escape(str(verdict))}</li>"
+    yield from (f"<li><b>{escape(letter)}</b> {escape(meaning)}</li>" for letter, meaning in letters_used(report))
     yield "<li><b>*</b> fails by the recipe's policy</li>"
-    if report.unread:
-        yield "<li><b>!</b> could not be read</li>"
 
 
 def _accounts(report: DriftReport) -> Iterator[str]:
-    for number, row in enumerate(row_keys(report)):
+    for number, row in enumerate(report.rows):
         for column in report.columns:
-            cell = cell_of(column, row)
-            if cell is not None and cell.response is not DriftResponse.IGNORE:
+            cell = column.look_up(row)
+            if isinstance(cell, Cell) and cell.response is not DriftResponse.IGNORE:
                 yield _account(report, row, column, cell, _anchor(number, column))
+    yield from (_turn(report, turn) for found in report.bisections for turn in found.turns)
 
 
-def _account(report: DriftReport, row: tuple[str, str], column: Column, cell: Cell, anchor: str) -> str:
+def _turn(report: DriftReport, turn: Turn) -> str:
+    title = escape(f"{turn.patch} ({turn.recipe}): {describe_turn(turn)}")
+    lines = "".join(f"<li>{escape(line)}</li>" for line in turn.after.account)
+    views = "".join(_side_by_side(view) for view in turn.after.views)
+    data = _data(report, turn.after.row)
+    return f"<details {data}><summary>{title}</summary><ul>{lines}</ul>{views}</details>"
+
+
+def _account(report: DriftReport, row: Row, column: Column, cell: Cell, anchor: str) -> str:
     title = f"{escape(column.build.label)}: {escape(row[1])} ({escape(row[0])}): {escape(str(cell.verdict.verdict))}"
     lines = "".join(f"<li>{escape(line)}</li>" for line in cell.account)
     views = "".join(_side_by_side(view) for view in cell.views)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from provisioner.drift.model import Cell, DriftReport
-from provisioner.drift.reports.text import LETTERS, cell_of, changes, legend, row_keys
+from provisioner.drift.model import Cell, DriftReport, Unread
+from provisioner.drift.reports.text import changes, describe_turn, legend, letter_of
 from provisioner.recipe import DriftResponse
 
 
@@ -16,22 +16,22 @@ def _table(report: DriftReport) -> Iterator[str]:
     labels = [column.build.label for column in report.columns]
     yield "| recipe | patch | " + " | ".join(labels) + " |"
     yield "|---|---|" + "---|" * len(labels)
-    for recipe, patch in row_keys(report):
-        cells = [_letter(cell_of(column, (recipe, patch))) for column in report.columns]
+    for recipe, patch in report.rows:
+        cells = [_letter(column.look_up((recipe, patch))) for column in report.columns]
         yield f"| {recipe} | {patch} | " + " | ".join(cells) + " |"
     yield ""
     yield legend(report).replace("  ", " · ") + " · **bold** fails"
 
 
-def _letter(cell: Cell | None) -> str:
-    if cell is None:
-        return "!"
-    letter = f"`{LETTERS[cell.verdict.verdict]}`"
-    return f"**{letter}**" if cell.response is DriftResponse.FAIL else letter
+def _letter(answer: Cell | Unread | None) -> str:
+    if not isinstance(answer, Cell):
+        return letter_of(answer)
+    letter = f"`{letter_of(answer)}`"
+    return f"**{letter}**" if answer.response is DriftResponse.FAIL else letter
 
 
 def _accounts(report: DriftReport) -> Iterator[str]:
-    for recipe, patch in row_keys(report):
+    for recipe, patch in report.rows:
         for column, cell in changes(report, (recipe, patch)):
             if cell.response is DriftResponse.IGNORE:
                 continue
@@ -39,6 +39,9 @@ def _accounts(report: DriftReport) -> Iterator[str]:
             yield from (f"    * {line}" for line in cell.account)
     for column in report.unread:
         yield f"* **{column.build.label}** could not be read: {column.failure}"
+    for turn in (turn for found in report.bisections for turn in found.turns):
+        yield f"* **{turn.first.label}**, {turn.recipe}, {turn.patch}: {describe_turn(turn)}"
+        yield from (f"    * {line}" for line in turn.after.account)
 
 
 def _cost(report: DriftReport) -> Iterator[str]:

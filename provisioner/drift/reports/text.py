@@ -1,9 +1,10 @@
 """The table for people: patch by wheel, one letter a cell, and the account of each change of verdict."""
 
 from collections.abc import Iterator
+from typing import assert_never
 
-from provisioner.drift.bisect import Bisection, answer_of
-from provisioner.drift.model import Cell, Column, DriftReport
+from provisioner.drift.bisect import answer_of
+from provisioner.drift.model import Bisection, Cell, Column, DriftReport, Row, Turn, Unread
 from provisioner.patching.model import Verdict
 from provisioner.recipe import DriftResponse
 
@@ -27,70 +28,89 @@ LETTERS = {
 """A letter for each verdict, so that nothing rests on colour."""
 
 
-def row_keys(report: DriftReport) -> tuple[tuple[str, str], ...]:
-    """Recipe and patch of each row, in the order in which they first stand in the report."""
-    return tuple(dict.fromkeys((cell.recipe, cell.verdict.id) for column in report.columns for cell in column.cells))
+NOT_READ, NOT_JUDGED = "!", "."
+"""What stands in place of a letter where a build could not be read, and where nobody asked."""
 
 
-def cell_of(column: Column, row: tuple[str, str]) -> Cell | None:
-    """The cell of a row on one build; None where it could not be read."""
-    return next((cell for cell in column.cells if (cell.recipe, cell.verdict.id) == row), None)
+def letter_of(answer: Cell | Unread | None) -> str:
+    """The letter of what a column says of a row."""
+    match answer:
+        case Cell():
+            return LETTERS[answer.verdict.verdict]
+        case Unread():
+            return NOT_READ
+        case None:
+            return NOT_JUDGED
+        case _:
+            assert_never(answer)
 
 
-def changes(report: DriftReport, row: tuple[str, str]) -> Iterator[tuple[Column, Cell]]:
+def changes(report: DriftReport, row: Row) -> Iterator[tuple[Column, Cell]]:
     """The builds of a row on which its drift differs from the build before, the first one included."""
     key = None
     for column in report.columns:
-        cell = cell_of(column, row)
-        if cell is not None and cell.key != key:
+        cell = column.look_up(row)
+        if isinstance(cell, Cell) and cell.key != key:
             key = cell.key
             yield column, cell
 
 
 def print_text(report: DriftReport) -> str:
     """The whole report as plain text."""
-    return "\n".join([*_table(report), "", *_accounts(report), *_unread(report), _cost(report)]) + "\n"
+    found = "".join(f"{print_bisection(item)}\n" for item in report.bisections)
+    return "\n".join([*_table(report), "", *_accounts(report), *_unread(report), f"{found}{_cost(report)}"]) + "\n"
 
 
 def print_bisection(found: Bisection) -> str:
     """Where each patch turned, as plain text."""
     lines = [
-        f"{turn.recipe}: {turn.patch}: {answer_of(turn.before)} up to {turn.last.label}, "
-        f"{turn.after.verdict.verdict} from {turn.first.label}\n"
+        f"{turn.recipe}: {turn.patch}: {describe_turn(turn)}\n"
         + "".join(f"    {line}\n" for line in turn.after.account)
         for turn in found.turns
     ] or [f"no answer differs between {found.good.label} and {found.bad.label}\n"]
     return "".join([*lines, f"{found.judged} wheels read, {found.between} builds lie between\n"])
 
 
+def describe_turn(turn: Turn) -> str:
+    """Since when a patch has another answer."""
+    return f"{answer_of(turn.before)} up to {turn.last.label}, {turn.after.verdict.verdict} from {turn.first.label}"
+
+
 def legend(report: DriftReport) -> str:
     """The letters that the report uses, with their verdicts."""
+    return "  ".join(f"{letter} {meaning}" for letter, meaning in letters_used(report))
+
+
+def letters_used(report: DriftReport) -> Iterator[tuple[str, str]]:
+    """Each letter that stands in the report's table, with what it means."""
     used = {cell.verdict.verdict for column in report.columns for cell in column.cells}
-    return "  ".join(f"{LETTERS[verdict]} {verdict}" for verdict in LETTERS if verdict in used)
+    yield from ((letter, str(verdict)) for verdict, letter in LETTERS.items() if verdict in used)
+    if report.unread:
+        yield NOT_READ, "could not be read"
+    if report.not_judged:
+        yield NOT_JUDGED, "not judged"
 
 
 def _table(report: DriftReport) -> Iterator[str]:
-    rows = row_keys(report)
+    rows = report.rows
     names = [f"{recipe}: {patch}" for recipe, patch in rows]
     width = max([len(name) for name in names], default=0)
     labels = [column.build.label for column in report.columns]
     yield "  ".join([" " * width, *labels])
     for name, row in zip(names, rows, strict=True):
-        cells = [_letter(cell_of(column, row)).center(len(column.build.label)) for column in report.columns]
+        cells = [_letter(column.look_up(row)).center(len(column.build.label)) for column in report.columns]
         yield "  ".join([name.ljust(width), *cells]).rstrip()
     yield ""
-    yield legend(report) + ("  ! could not be read" if report.unread else "")
+    yield legend(report)
 
 
-def _letter(cell: Cell | None) -> str:
-    if cell is None:
-        return "!"
-    mark = {DriftResponse.FAIL: "*", DriftResponse.WARN: "'"}.get(cell.response, "")
-    return LETTERS[cell.verdict.verdict] + mark
+def _letter(answer: Cell | Unread | None) -> str:
+    response = answer.response if isinstance(answer, Cell) else DriftResponse.IGNORE
+    return letter_of(answer) + {DriftResponse.FAIL: "*", DriftResponse.WARN: "'"}.get(response, "")
 
 
 def _accounts(report: DriftReport) -> Iterator[str]:
-    for row in row_keys(report):
+    for row in report.rows:
         for column, cell in changes(report, row):
             if cell.response is DriftResponse.IGNORE:
                 continue
