@@ -154,14 +154,15 @@ def _explain_scope(scope: str | None, content: str) -> Iterator[str]:
 
 
 def _signatures_around(verdict: PatchVerdict, facts: Mapping[str, FileFacts]) -> Iterator[Signature]:
+    """Around every hunk of a patch that holds; of another patch, around the hunks that do not."""
+    patch_holds = verdict.verdict in HOLDS
     for file in verdict.files:
-        scopes = dict.fromkeys(hunk.scope for hunk in file.hunks if hunk.scope)
-        content = _text_of(facts.get(file.path)) if scopes else None
+        hunks = [hunk for hunk in file.hunks if hunk.scope and (patch_holds or hunk.verdict not in HOLDS)]
+        content = _text_of(facts.get(file.path)) if hunks else None
         if content is None:
             continue
-        for scope in scopes:
-            held = file.verdict in HOLDS
-            arguments = find_held_signature(content, scope) if held else _signatures(content).get(scope)
+        for scope in dict.fromkeys(hunk.scope for hunk in hunks if hunk.scope):
+            arguments = find_held_signature(content, scope) if patch_holds else _signatures(content).get(scope)
             if arguments is not None:
                 yield Signature(path=file.path, scope=scope, arguments=arguments)
 
