@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "provisioner"
 PURE = frozenset(
     f"provisioner.{name}"
     for name in (
+        "counts",
         "digests",
         "errors",
         "policy",

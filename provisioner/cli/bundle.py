@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from provisioner.counts import count_text
+
 if TYPE_CHECKING:
     from provisioner.provisioning.bundling import WrittenBundle
 
@@ -57,10 +59,11 @@ def _show(written: "WrittenBundle", *, as_json: bool) -> None:
         facts = {"path": str(written.path), "sha256": written.sha256, "size": written.size}
         render.print_json("bundle-written", {**facts, "manifest": asdict(manifest)})
         return
+    wheels = count_text(len(manifest.under("wheels")), "wheel")
     render.print_text(
         f"{written.path}\n"
         f"  sha256  {written.sha256}\n"
-        f"  size    {written.size / 1e6:.0f} MB, {len(manifest.under('wheels'))} wheels for Python {manifest.python}\n"
+        f"  size    {written.size / 1e6:.0f} MB, {wheels} for Python {manifest.python}\n"
         f"  tool    {manifest.tool or 'left out'}"
     )
     bare = " --bare" if manifest.bare else ""

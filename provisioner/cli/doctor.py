@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from provisioner.counts import count_text
+
 if TYPE_CHECKING:
     from provisioner.cli.context import Context
     from provisioner.recipe import Recipe
@@ -79,8 +81,8 @@ def diagnosis_lines(diagnosis: "Diagnosis") -> list[str]:
         lines += finding_lines(check.findings, indent="         ")
     skipped = sum(check.outcome is Outcome.SKIPPED for check in diagnosis.checks)
     made = len(diagnosis.checks) - skipped
-    verdict = "healthy" if diagnosis.exit_code == 0 else f"{len(diagnosis.findings)} findings"
-    lines.append(f"{verdict} in {made} checks" + (f"; {skipped} could not be made" if skipped else ""))
+    verdict = "healthy" if diagnosis.exit_code == 0 else count_text(len(diagnosis.findings), "finding")
+    lines.append(f"{verdict} in {count_text(made, 'check')}" + (f"; {skipped} could not be made" if skipped else ""))
     return lines
 
 

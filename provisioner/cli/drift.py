@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from provisioner.counts import count_text
+
 if TYPE_CHECKING:
     from provisioner.drift.builds import Builds
     from provisioner.drift.model import Bisection, DriftReport
@@ -58,7 +60,7 @@ def drift(
     own = _own_patches(patches or [], root, strip, cut_against, index_url)
     task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url)
     with open_reporter() as reporter:
-        reporter.stage(f"judge {len(task.builds.found)} builds")
+        reporter.stage(f"judge {count_text(len(task.builds.found), 'build')}")
         for line in task.builds.missing:
             reporter.warn(line)
         if bisect is not None:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from provisioner.counts import count_text
+
 if TYPE_CHECKING:
     from provisioner.patching.refresh import Refresh
     from provisioner.provisioning.refreshing import CheckResult
@@ -48,7 +50,7 @@ def refresh(
     if found.conflicts:
         refreshing.write_conflicts(found, folder)
         raise ConflictError(
-            f"{len(found.conflicts)} files need a person",
+            count_text(len(found.conflicts), "file needs a person", "files need a person"),
             where=str(folder),
             found="\n".join(file.target for file in found.conflicts),
             hints=(
@@ -85,7 +87,7 @@ def _show(patch_id: str, version: str, found: "Refresh", result: "CheckResult | 
         moved = f" -> {file.target}" if file.target != file.path else ""
         render.print_note(f"{file.path}{moved}: {file.fate}")
     if result is not None:
-        state = result.why or f"{result.cases - len(result.failed)} of {result.cases} cases pass"
+        state = result.why or f"{result.cases - len(result.failed)} of {count_text(result.cases, 'case')} pass"
         render.print_note(f"behaviour check: {state}")
         for line in result.failed:
             render.print_note(f"  {line}")

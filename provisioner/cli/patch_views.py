@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, assert_never
 
+from provisioner.counts import count_text
 from provisioner.patching.model import FileVerdict, HunkVerdict, PatchVerdict, SeriesVerdict, Verdict
 from provisioner.provisioning.judging import RESETTABLE, ForeignEdit, Judgement
 
@@ -131,7 +132,9 @@ def edit_text(edit: ForeignEdit) -> str:
         return f"{edit.path} holds foreign bytes; what it should hold is not at hand"
     lines = edit.difference.decode("utf-8", errors="replace").splitlines()
     more = len(lines) - MOST_LINES
-    shown = "\n".join([*lines[:MOST_LINES], *([f"… and {more} lines more (provision patch diff)"] if more > 0 else [])])
+    shown = "\n".join(
+        [*lines[:MOST_LINES], *([f"… and {count_text(more, 'line')} more (provision patch diff)"] if more > 0 else [])]
+    )
     return f"{edit.path} is not {edit.nearest}; the difference:\n{shown}"
 
 
@@ -165,7 +168,9 @@ def shown_text(shown: "ShownPatch") -> bytes:
         ]
     for file in shown.manifest.files:
         scopes = f" in {', '.join(scope or 'the module' for scope in file.scopes)}" if file.scopes else ""
-        lines.append(f"File: {file.path}: {file.hunks} hunks{scopes}, {file.added} added, {file.removed} removed")
+        lines.append(
+            f"File: {file.path}: {count_text(file.hunks, 'hunk')}{scopes}, {file.added} added, {file.removed} removed"
+        )
     return "\n".join(lines).encode() + b"\n\n" + shown.text
 
 
@@ -207,8 +212,8 @@ def judgement_hints(judgement: Judgement) -> Iterator[str]:
     blind = sum(map(_is_blind, hunks))
     if blind:
         yield (
-            f"{blind} of {len(hunks)} hunks are not where they say, or could go to several places; to tell in which "
-            "class or function each must stand, name the release that they were cut against: --cut-against VERSION"
+            f"{blind} of {count_text(len(hunks), 'hunk')} not at the line named, or with several places; to tell in "
+            "which class or function each must stand, name the release they were cut against: --cut-against VERSION"
         )
     verdicts = {patch.verdict for patch in judgement.verdict.blocking}
     if verdicts & RESETTABLE:

@@ -7,6 +7,7 @@ import typer
 
 from provisioner.cli.probe_options import Asked, read_text
 from provisioner.cli.probe_run import run_and_print
+from provisioner.counts import count_text
 
 if TYPE_CHECKING:
     from provisioner.serving.probes.compare import Comparison
@@ -243,7 +244,7 @@ def _print_comparison(comparison: "Comparison") -> None:
         render.print_warning(f"the runs differ in {difference.name}: {difference.first} and {difference.second}")
     for count, which in ((len(comparison.only_first), "first"), (len(comparison.only_second), "second")):
         if count:
-            render.print_note(f"{count} points are in the {which} run alone")
+            render.print_note(f"{count_text(count, 'point is', 'points are')} in the {which} run alone")
     render.print_table(
         ("PROBE", "AT", "QUANTITY", "FIRST", "SECOND", "RATIO", "FINDING"),
         (

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from provisioner.counts import count_text
+
 
 def revert(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
@@ -32,7 +34,7 @@ def revert(
         files = [asdict(item) for item in done.files]
         render.print_json("revert", {"venv": str(done.venv), "files": files, "others": list(done.others)})
     elif done.files:
-        render.print_text(f"{len(done.files)} files are as shipped again")
+        render.print_text(count_text(len(done.files), "file is as shipped again", "files are as shipped again"))
     else:
         render.print_text("nothing to do: every file of the recipe's patches is as shipped")
     if not done.others:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from provisioner.counts import count_text
 from provisioner.digests import digest_of
 from provisioner.errors import NetworkError
 
@@ -49,7 +50,11 @@ def print_body(report: Mapping[str, Any]) -> str:
         for patch in build["patches"]:
             if patch["response"] == "fail":
                 drifts.setdefault(patch["key"], []).append((build["label"], patch))
-    lines = [f"{MARK}{state_key(report)} -->", f"{len(drifts)} drifts fail by their recipes' policies.", ""]
+    lines = [
+        f"{MARK}{state_key(report)} -->",
+        count_text(len(drifts), "drift fails by its recipe's policy.", "drifts fail by their recipes' policies."),
+        "",
+    ]
     for key, found in drifts.items():
         patch = found[0][1]
         labels = [label for label, _ in found]

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from provisioner.counts import count_text
 from provisioner.errors import InvalidReceiptError
 from provisioner.gpu.model import Card, Probe
 from provisioner.gpu.xid import XidEvent, explain_xid
@@ -346,7 +347,7 @@ def _stage_row(stage: StageReport) -> tuple[str, ...]:
 
 
 def _stage_line(stage: StageReport) -> str:
-    counts = f"{stage.agreed} cases agree"
+    counts = count_text(stage.agreed, "case agrees", "cases agree")
     counts += f", {stage.refused} refused alike" if stage.refused else ""
     at = f" with {stage.ballast.used / _GIB:.1f} GiB in use" if stage.ballast else ""
     reason = f": {stage.why}" if stage.verdict is not Verdict.BIT_EXACT else ""
@@ -371,7 +372,8 @@ def _behaviour_row(behaviour: PatchBehaviour) -> tuple[str, ...]:
 def _layers_line(layers: Layers) -> str:
     rate = layers.bytes / layers.seconds / 1e9 if layers.seconds else 0.0
     skipped = f", {layers.skipped} of a shape that no Marlin kernel takes" if layers.skipped else ""
-    return f"{layers.layers} layers ({layers.method}, {layers.bytes / _GIB:.2f} GiB, {rate:.2f} GB/s){skipped}"
+    count = count_text(layers.layers, "layer")
+    return f"{count} ({layers.method}, {layers.bytes / _GIB:.2f} GiB, {rate:.2f} GB/s){skipped}"
 
 
 def _health_line(report: VerifyReport) -> str:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, assert_never
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest
 from provisioner.errors import UsageError
 from provisioner.gpu.devices import visibility_of
@@ -548,9 +549,11 @@ def judge_behaviour(results: Sequence[Message], end: ChildEnd) -> tuple[Verdict,
             if failed:
                 first = failed[0]
                 text = f"{first.get('kernel')}, {first.get('case')}: {first.get('detail')}"
-                return Verdict.MISMATCH, f"{len(failed)} of {len(results)} cases do not hold, first {text}"
+                return Verdict.MISMATCH, f"{len(failed)} of {count_text(len(results), 'case')} failed: {text}"
             if code == 0 and results:
-                return Verdict.BIT_EXACT, f"{len(results)} cases behave as promised"
+                return Verdict.BIT_EXACT, count_text(
+                    len(results), "case behaves as promised", "cases behave as promised"
+                )
             return Verdict.NOT_RUN, f"the check did not run (status {code}): {_last_line(stderr)}"
         case _:
             assert_never(end)
@@ -623,10 +626,14 @@ def _close_stage(stage: StageReport, seconds: float) -> StageReport:
 def _judge_stage(stage: StageReport) -> tuple[Verdict, str]:
     ballast = stage.ballast
     if ballast is not None and ballast.wrong:
-        return Verdict.CARD_FAULT, f"{ballast.wrong} words of the ballast read back changed ({ballast.first_wrong})"
+        return (
+            Verdict.CARD_FAULT,
+            f"{count_text(ballast.wrong, 'word')} of the ballast read back changed ({ballast.first_wrong})",
+        )
     if stage.failures:
         first = stage.failures[0]
-        return Verdict.MISMATCH, f"{len(stage.failures)} cases do not hold, first {first.case}: {first.why}"
+        count = count_text(len(stage.failures), "case does", "cases do")
+        return Verdict.MISMATCH, f"{count} not hold, first {first.case}: {first.why}"
     if stage.name == _SWEEP:
         return Verdict.BIT_EXACT, f"{_gib(ballast.filled if ballast else 0)} written and read back"
     if ballast is not None and max(ballast.filled, ballast.used) < 0.97 * ballast.asked:
@@ -636,7 +643,7 @@ def _judge_stage(stage: StageReport) -> tuple[Verdict, str]:
         )
     if not stage.agreed:
         return Verdict.UNSUPPORTED, "this build's operators take none of the cases"
-    return Verdict.BIT_EXACT, f"{stage.agreed} cases agree"
+    return Verdict.BIT_EXACT, count_text(stage.agreed, "case agrees", "cases agree")
 
 
 _SWEEP = "memory"

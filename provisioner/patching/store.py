@@ -14,6 +14,7 @@ from types import MappingProxyType
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidPatchError, UsageError
 from provisioner.patching.diff import manifest_of, parse_patch
@@ -293,4 +294,4 @@ def _check_manifest(written: Manifest, found: Manifest, *, where: str) -> None:
 def _counts(file: FileManifest | None) -> str:
     if file is None:
         return "nothing"
-    return f"{file.hunks} hunks, {file.added} lines added, {file.removed} removed"
+    return f"{count_text(file.hunks, 'hunk')}, {count_text(file.added, 'line')} added, {file.removed} removed"

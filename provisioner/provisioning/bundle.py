@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from provisioner.counts import count_text
 from provisioner.environment.lock import Lock, parse_lock
 from provisioner.errors import CannotObtainError, HashMismatchError, InvalidBundleError, UsageError
 from provisioner.progress import Reporter
@@ -158,7 +159,7 @@ class Unpacking:
         files = self.bundle.manifest.under(WHEELS)
         total = sum(file.size for file in files)
         done = 0
-        reporter.stage(f"unpack {len(files)} wheels from {self.bundle.path.name}")
+        reporter.stage(f"unpack {count_text(len(files), 'wheel')} from {self.bundle.path.name}")
         for file in files:
             self._take(file)
             done += file.size

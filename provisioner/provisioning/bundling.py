@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from provisioner import __version__
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.environment import uv as uv_room
 from provisioner.environment.lock import (
@@ -213,7 +214,7 @@ def _gather(request: BundleRequest, folder: Path, settings: IndexSettings, repor
         source = patches_folder() / use.id
         shutil.copytree(source, folder / PATCHES / use.id, ignore=shutil.ignore_patterns("__pycache__"))
     pins = _wanted_pins(request)
-    reporter.stage(f"download {len(pins)} wheels of the lock" if len(pins) > 1 else "download the wheel")
+    reporter.stage(f"download {count_text(len(pins), 'wheel')} of the lock" if len(pins) > 1 else "download the wheel")
     download_pins(pins, folder / WHEELS, request.python, settings, reporter)
     if request.add_tool is not None:
         request.add_tool(folder / TOOL)

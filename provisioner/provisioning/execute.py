@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from provisioner import __version__
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.environment import uv as uv_room
 from provisioner.environment.lock import Lock, marker_environment, select_pin
@@ -247,7 +248,7 @@ def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> list[A
     reporter.stage(f"create the environment with Python {version}")
     uv_room.create_venv(uv, request.venv, python.executable, layout=request.layout)
     count = _count_packages(request, version)
-    reporter.stage(f"install {count} packages from the lock" if count > 1 else "install the wheel alone")
+    reporter.stage(f"install {count_text(count, 'package')} from the lock" if count > 1 else "install the wheel alone")
     _sync(request, uv, reporter)
     return [CreateEnvironment(venv=str(request.venv), python=version), InstallPackages(count=count)]
 
@@ -257,7 +258,9 @@ def _install_missing(request: Request, found: Installed, uv: uv_room.Uv, reporte
     differing = _differing(request, found)
     if not differing:
         return []
-    reporter.stage(f"install {len(differing)} packages that differ from the lock")
+    reporter.stage(
+        f"install {count_text(len(differing), 'package that differs', 'packages that differ')} from the lock"
+    )
     _sync(request, uv, reporter)
     return [InstallPackages(count=len(differing), reasons=differing)]
 
@@ -309,7 +312,7 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
     remove = f"rm -r {shlex.quote(str(site.prefix))}, then run the same command again"
     hints = (f"{clean}: a file in uv's cache was changed in place", remove) if fresh else (remove,)
     return error(
-        f"{len(findings)} installed files are not as RECORD says",
+        f"{count_text(len(findings), 'installed file is', 'installed files are')} not as RECORD says",
         where=str(site.site_packages),
         expected=first.expected,
         found="\n".join([*shown, *more]),
@@ -323,7 +326,7 @@ def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Actio
     verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
     if steps:
-        reporter.stage(f"change {len({step.path for step in steps})} files in one transaction")
+        reporter.stage(f"change {count_text(len({step.path for step in steps}), 'file')} in one transaction")
         _keep(request, site, verdict)
         execute(
             site.site_packages,

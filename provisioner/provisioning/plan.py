@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest
 from provisioner.patching.model import SeriesVerdict
 from provisioner.patching.steps import FileStep
@@ -92,11 +93,13 @@ def describe_action(action: Action) -> str:
             return f"take over {venv} with its packages as they are"
         case InstallPackages(count=count, reasons=reasons):
             shown = ", ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
-            return f"install {count} packages from the lock" + (f" ({shown} differ)" if reasons else "")
+            return f"install {count_text(count, 'package')} from the lock" + (
+                f" (differing: {shown})" if reasons else ""
+            )
         case CheckRecord(files=files):
-            return f"check {files or 'all'} files against RECORD"
+            return f"check {count_text(files, 'file') if files else 'all files'} against RECORD"
         case ChangeFiles(steps=steps):
-            return f"change {len({step.path for step in steps})} files in one transaction"
+            return f"change {count_text(len({step.path for step in steps}), 'file')} in one transaction"
         case WriteReceipt():
             return "write the receipt"
 

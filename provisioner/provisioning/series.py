@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from provisioner.counts import count_text
 from provisioner.errors import ConflictError, InvalidPatchError
 from provisioner.patching.model import HARMLESS, FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.series import judge_series
@@ -37,12 +38,13 @@ def refuse_blocked(verdict: SeriesVerdict, series: RecipeSeries, *, where: str) 
     blocking = verdict.blocking
     if not blocking:
         return
+    count = len(series.patches)
     lines = [line for patch in blocking for line in explain_patch(patch)]
     error = InvalidPatchError if any(patch.verdict is Verdict.INVALID for patch in blocking) else ConflictError
     foreign = any(patch.verdict is Verdict.FOREIGN for patch in blocking)
     hint = "run again with --reapply-patches to restore the files as shipped first" if foreign else "provision patches"
     raise error(
-        f"{len(blocking)} of {len(series.patches)} patches cannot be applied; nothing was written",
+        f"{len(blocking)} of {count_text(count, 'patch', 'patches')} cannot be applied; nothing was written",
         where=where,
         found="\n".join(lines),
         hints=(hint,),

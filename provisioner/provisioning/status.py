@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.environment.site import Site
 from provisioner.patching.gather import gather_facts
@@ -154,7 +155,7 @@ def _record_problems(site: Site, patches: tuple[PatchStatus, ...], receipt: Rece
     patched |= set(receipt.final_digests()) if receipt else set()
     wrong = check_record(site, skip=patched, python_only=True)
     shown = [f"{item.path} is {'missing' if item.found is None else 'not as shipped'}" for item in wrong[:5]]
-    return (*shown, *([f"and {len(wrong) - 5} more files"] if len(wrong) > 5 else []))
+    return (*shown, *([f"and {count_text(len(wrong) - 5, 'more file')}"] if len(wrong) > 5 else []))
 
 
 def _describe_verification(receipt: Receipt, torch: str | None) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
+from provisioner.counts import count_text
 from provisioner.errors import CardError, ProvisionError, UsageError
 from provisioner.gpu.devices import Card, CardBin, Inventory, bin_of, read_inventory, select_card
 from provisioner.gpu.health import KMSG, Probe, ProbeFunction, ProbeVerdict, probe_card
@@ -126,7 +127,7 @@ def judge_events(events: Sequence[XidEvent], card: Card | None) -> Iterator[Find
             id=f"xid-{code}",
             severity=Severity.ERROR if lost and card else Severity.WARNING,
             subject=Subject.CARD,
-            what=f"Xid {code} since boot, {len(same)} time(s): {meaning.title}; {meaning.act}",
+            what=f"Xid {code} since boot, {count_text(len(same), 'time')}: {meaning.title}; {meaning.act}",
             evidence=tuple(event.text for event in same[-_MOST_EVENTS:]),
             next=_NEXT_OF_XID.get(code, ("provision doctor --gpu",)),
         )

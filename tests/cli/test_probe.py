@@ -52,7 +52,7 @@ def test_all_probes_as_json(fake: FakeServer, capsys: pytest.CaptureFixture[str]
             for context in (200, 400)
             for resends in (0, 1, 2)
         ],
-        ("concurrency", "1K context, 1 streams"),
+        ("concurrency", "1K context, 1 stream"),
         ("concurrency", "1K context, 2 streams"),
     ]
     assert run.ended is None
@@ -218,7 +218,7 @@ def test_compare_prints_ratios_and_findings(tmp_path: Path, capsys: pytest.Captu
             "better",
         ],
     ]
-    assert "1 points are in the second run alone" in err
+    assert "1 point is in the second run alone" in err
     assert main(["probe", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "provision/probe-compare/1"
 

@@ -47,7 +47,7 @@ DIFFERENCE = Difference(
 LOADED = StageReport(
     name="loaded",
     verdict=Verdict.MISMATCH,
-    why="1 cases do not hold",
+    why="1 case does not hold",
     seconds=3.25,
     agreed=40,
     refused=11,
@@ -158,7 +158,7 @@ def test_lines_for_a_terminal() -> None:
     assert describe(REPORT) == (
         "card-fault: Xid 31 on this card",
         "card: NVIDIA CMP 170HX, 64.0 GiB, 0000:82:00.0, GPU-11111111-aaaa-bbbb-cccc-000000000001, driver 610.43.03",
-        "loaded: mismatch: 1 cases do not hold (40 cases agree, 11 refused alike with 28.0 GiB in use, 3.2 s)",
+        "loaded: mismatch: 1 case does not hold (40 cases agree, 11 refused alike with 28.0 GiB in use, 3.2 s)",
         "patch pr50021: bit-exact: 80 cases",
         "weights: 64 layers (gptq, 8 bits, 1.00 GiB, 0.54 GB/s), 1 of a shape that no Marlin kernel takes",
         "Xid 31: memory page fault on the card; trust this, not the Python trace; on sm80 apply sm80-cpu-repack and "

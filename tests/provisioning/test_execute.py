@@ -112,7 +112,7 @@ def test_an_edit_outside_the_series_is_found(shop: Shop) -> None:
     request = shop.request(SERIES)
     provision(request, shop.uv, Silence())
     (shop.site_packages / "vllm/other.py").write_bytes(b"OTHER = 2\n")
-    with pytest.raises(ForeignBytesError, match="1 installed files are not as RECORD says"):
+    with pytest.raises(ForeignBytesError, match="1 installed file is not as RECORD says"):
         provision(request, shop.uv, Silence())
 
 

@@ -5,6 +5,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
+from provisioner.counts import count_text
 from provisioner.drift.model import Cell, Column, DriftReport, HunkView, Row, Turn, Unread
 from provisioner.drift.reports.text import describe_turn, letter_of, letters_used
 from provisioner.recipe import DriftResponse
@@ -34,8 +35,9 @@ def print_html(report: DriftReport) -> str:
 
 def _lead(report: DriftReport) -> str:
     failing = len(report.failing)
-    state = f"{failing} cells fail by their recipe's policy" if failing else "nothing fails"
-    return f"{len(report.rows)} patches on {len(report.columns)} builds of {', '.join(report.against)}: {state}."
+    cells = count_text(failing, "cell fails by its recipe's policy", "cells fail by their recipes' policies")
+    patches, builds = count_text(len(report.rows), "patch", "patches"), count_text(len(report.columns), "build")
+    return f"{patches} on {builds} of {', '.join(report.against)}: {cells if failing else 'nothing fails'}."
 
 
 def _option(recipe: str) -> str:
@@ -136,6 +138,6 @@ def _side_row(view: HunkView, number: int) -> str:
 def _cost(report: DriftReport) -> str:
     cost = report.cost
     return (
-        f"{cost.requests} requests, {cost.received / 1e6:.1f} MB received, {cost.seconds:.1f} s, "
-        f"{cost.reused} builds answered by equal digests."
+        f"{count_text(cost.requests, 'request')}, {cost.received / 1e6:.1f} MB received, {cost.seconds:.1f} s, "
+        f"{count_text(cost.reused, 'build')} answered by equal digests."
     )

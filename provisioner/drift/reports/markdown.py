@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from provisioner.counts import count_text
 from provisioner.drift.model import Cell, DriftReport, Unread
 from provisioner.drift.reports.text import changes, describe_turn, legend, letter_of
 from provisioner.recipe import DriftResponse
@@ -47,4 +48,5 @@ def _accounts(report: DriftReport) -> Iterator[str]:
 def _cost(report: DriftReport) -> Iterator[str]:
     cost = report.cost
     yield ""
-    yield f"{len(report.columns)} builds, {cost.requests} requests, {cost.received / 1e6:.1f} MB, {cost.seconds:.1f} s."
+    builds, requests = count_text(len(report.columns), "build"), count_text(cost.requests, "request")
+    yield f"{builds}, {requests}, {cost.received / 1e6:.1f} MB, {cost.seconds:.1f} s."

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import assert_never
 
+from provisioner.counts import count_text
 from provisioner.drift.bisect import answer_of
 from provisioner.drift.model import Bisection, Cell, Column, DriftReport, Row, Turn, Unread
 from provisioner.patching.model import Verdict
@@ -68,7 +69,8 @@ def print_bisection(found: Bisection) -> str:
         + "".join(f"    {line}\n" for line in turn.after.account)
         for turn in found.turns
     ] or [f"no answer differs between {found.good.label} and {found.bad.label}\n"]
-    return "".join([*lines, f"{found.judged} wheels read, {found.between} builds lie between\n"])
+    between = count_text(found.between, "build lies", "builds lie")
+    return "".join([*lines, f"{count_text(found.judged, 'wheel')} read, {between} between\n"])
 
 
 def describe_turn(turn: Turn) -> str:
@@ -127,6 +129,7 @@ def _cost(report: DriftReport) -> str:
     cost = report.cost
     size = f"{cost.received / 1e6:.1f} MB"
     return (
-        f"{len(report.columns)} builds in {cost.seconds:.1f} s: {cost.requests} requests, {size} received, "
+        f"{count_text(len(report.columns), 'build')} in {cost.seconds:.1f} s: "
+        f"{count_text(cost.requests, 'request')}, {size} received, "
         f"{cost.reused} answered by equal digests"
     )

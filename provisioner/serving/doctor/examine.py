@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from provisioner.counts import count_text
 from provisioner.environment.site import venv_python
 from provisioner.errors import CardError, NetworkError, ProvisionError, UsageError
 from provisioner.gpu.devices import Card, Inventory, bin_of, read_inventory, select_card
@@ -189,7 +190,12 @@ def _check_kernel_log(tools: Instruments, inventory: Inventory | None) -> Check:
     findings = [finding for card in cards for finding in judge_events(events, card)]
     if not cards:
         findings = list(judge_events(events, None))
-    return checked("kernel-log", title, f"{log.source}: {len(log.lines)} lines, {len(events)} Xids", findings)
+    return checked(
+        "kernel-log",
+        title,
+        f"{log.source}: {count_text(len(log.lines), 'line')}, {count_text(len(events), 'Xid')}",
+        findings,
+    )
 
 
 def _check_probe(examination: Examination, tools: Instruments, inventory: Inventory | None) -> Check:
@@ -263,7 +269,7 @@ def _check_log(source: LogSource) -> Check:
         return skipped("log", title, str(error))
     if not lines:
         return skipped("log", title, f"{name_of(source)} is empty")
-    return checked("log", title, f"{name_of(source)}: {len(lines)} lines", read_log(lines))
+    return checked("log", title, f"{name_of(source)}: {count_text(len(lines), 'line')}", read_log(lines))
 
 
 def _card_error(id_: str, what: str, act: Iterable[str]) -> Finding:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from provisioner.counts import count_text
 from provisioner.gpu.xid import parse_kernel_log
 from provisioner.serving.findings import Finding, Severity, Subject
 from provisioner.serving.launch import REDACTED
@@ -320,7 +321,7 @@ def _find_loop(starts: Sequence[int], lines: Sequence[str]) -> Iterator[Finding]
             id="restart-loop",
             severity=Severity.WARNING,
             subject=Subject.ENVIRONMENT,
-            what=f"the last {len(failed)} starts never came to serve",
+            what=f"the last {count_text(len(failed), 'start')} never came to serve",
             evidence=tuple(f"line {start + 1}: {shorten(lines[start])}" for start in failed[-_MOST_EVIDENCE:]),
             next=("provision units RECIPE writes units that stop on a wedged card",),
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
+from provisioner.counts import count_text
 from provisioner.errors import NetworkError, ProvisionError, UsageError
 from provisioner.serving.conversation import JsonObject
 from provisioner.serving.probes import model
@@ -105,7 +106,7 @@ async def _run_probe(bench: Bench, probe: Probe, targets: Targets) -> None:
                 await _measure_grown_prefix(bench, context)
         case Probe.CONCURRENCY:
             for streams in bench.settings.streams:
-                bench.watcher.begin(f"{streams} streams")
+                bench.watcher.begin(count_text(streams, "stream"))
                 await _measure_streams(bench, streams)
         case Probe.BOOSTER_AB:
             await _compare_routes(bench, targets.booster)
@@ -219,7 +220,7 @@ def find_first_hit(points: Sequence[Point]) -> int | None:
 def describe_cliff(context: int, points: Sequence[Point]) -> str:
     """The finding in a line."""
     hit = find_first_hit(points)
-    found = f"first hit at sighting {hit}" if hit is not None else f"no hit in {len(points)} sightings"
+    found = f"first hit at sighting {hit}" if hit is not None else f"no hit in {count_text(len(points), 'sighting')}"
     return f"{model.print_context(context)} context: {found}"
 
 

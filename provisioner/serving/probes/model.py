@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self
 
+from provisioner.counts import count_text
+
 Better = Literal["higher", "lower", "neither"]
 
 
@@ -120,7 +122,7 @@ class Setting:
             None if self.context is None else f"{print_context(self.context)} context",
             None if self.sighting is None else f"sighting {self.sighting}",
             None if self.resends is None else f"{self.resends} re-sends",
-            None if self.streams is None else f"{self.streams} streams",
+            None if self.streams is None else count_text(self.streams, "stream"),
             self.route,
         )
         return ", ".join(part for part in parts if part is not None)
