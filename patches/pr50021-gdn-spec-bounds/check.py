@@ -55,6 +55,11 @@ KDA_NVIDIA = "vllm/models/kimi_k3/nvidia/ops/third_party/kda/fused_recurrent.py"
 GLM_AMD = "vllm/models/glm5next/amd/ops/third_party/kda/fused_recurrent.py"
 GLM_NVIDIA = "vllm/models/glm5next/nvidia/ops/third_party/kda/fused_recurrent.py"
 COPY = "vllm/v1/worker/mamba_utils.py"
+# Where 0.25 and older have them.
+FORMER_PATHS = {
+    RECURRENT: "vllm/model_executor/layers/fla/ops/fused_recurrent.py",
+    GATING: "vllm/model_executor/layers/fla/ops/fused_sigmoid_gating.py",
+}
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -173,10 +178,19 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             setattr(module, name, value)
 
 
+def place_of(root: Path, path: str) -> str | None:
+    """Where this release has the file ``path``; None where it has none."""
+    places = (path, FORMER_PATHS.get(path, path))
+    return next((place for place in places if (root / place).is_file()), None)
+
+
 def load_kernels(root: Path, path: str) -> types.ModuleType:
-    """Load root/path as the module that its place under vllm/ makes it, without importing vLLM."""
-    name = path.removesuffix(".py").replace("/", ".")
-    spec = importlib.util.spec_from_file_location(name, root / path)
+    """Load the file ``path`` of root as the module that its place under vllm/ makes it, without importing vLLM."""
+    place = place_of(root, path)
+    if place is None:
+        raise FileNotFoundError(root / path)
+    name = place.removesuffix(".py").replace("/", ".")
+    spec = importlib.util.spec_from_file_location(name, root / place)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -366,6 +380,10 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
     return parameter in inspect.signature(function).parameters
 
 
+def mentions(module: types.ModuleType, name: str) -> bool:
+    return name in Path(module.__file__ or "").read_text(encoding="utf-8")
+
+
 def states_in(ids: torch.Tensor) -> int:
     return int(storage_of(ids).max()) + 1
 
@@ -392,7 +410,8 @@ def conv_case(
     prefix_cache: bool = False,
 ) -> None:
     """A count outside 1..length: zero output for the sequence, untouched conv state; else the pristine bits."""
-    if prefix_cache and not takes(sides.pristine.causal_conv1d_update, "initial_state_idx"):
+    launcher = sides.pristine.causal_conv1d_update
+    if (prefix_cache and not takes(launcher, "initial_state_idx")) or (separate_out and not takes(launcher, "out")):
         raise NotInThisReleaseError
     draw = Draw(sides.device)
     batch, longest = len(lengths), max(lengths)
@@ -447,6 +466,8 @@ def conv_case(
 
 
 def conv_signals(sides: Sides, **options: Any) -> None:
+    if not mentions(sides.pristine, "gdc_wait"):
+        raise NotInThisReleaseError
     require_one_signal_each(record_signals(lambda: conv_case(sides, **options)))
 
 
@@ -964,6 +985,9 @@ def precopy_case(
     dtype: torch.dtype = torch.float32,
 ) -> None:
     """Each column has to lie in the request's row and name a block; otherwise that state is not copied."""
+    launcher = sides.pristine.MambaSpecDecodeGPUContext.run_fused_precopy
+    if not mapped and "HAS_IDX_MAPPING" not in inspect.getsource(launcher):
+        raise NotInThisReleaseError
     draw = Draw(sides.device)
     requests = len(moves)
     with conv_layout(dim_first=dim_first):
@@ -1396,7 +1420,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         and (not options.case or case.name in options.case)
         and (not options.unpatched or case.unpatched in options.unpatched)
         and (options.device == "cpu" or not case.interpreter_only)
-        and (root is None or (root / case.path).is_file())
+        and (root is None or place_of(root, case.path) is not None)
     ]
     if options.quick:
         cases = first_of_each(cases)

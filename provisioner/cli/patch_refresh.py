@@ -52,7 +52,7 @@ def refresh(
         raise ConflictError(
             count_text(len(found.conflicts), "file needs a person", "files need a person"),
             where=str(folder),
-            found="\n".join(file.target for file in found.conflicts),
+            found="\n".join(f"{file.target}: {file.why}" for file in found.conflicts),
             hints=(
                 f"edit the files under {folder}/merged, then run this:",
                 f"provision patch refresh {patch_id} --onto {onto} --continue",
@@ -67,12 +67,13 @@ def refresh(
             found="\n".join(found.lost[:10]),
             hints=("look at it, then say --acknowledge",),
         )
-    if result is not None and result.failed:
+    if result is not None and stored.check is not None and (result.failed or not result.cases):
         return 1
     if write and proven is not None:
         from provisioner.cli import render
 
-        render.print_note(f"wrote {refreshing.write_variant(stored, proven, target.version, variant)}")
+        place = refreshing.write_variant(stored, proven, refreshing.bases_of(found), target.version, variant)
+        render.print_note(f"wrote {place}")
     return 0
 
 
@@ -87,7 +88,9 @@ def _show(patch_id: str, version: str, found: "Refresh", result: "CheckResult | 
         moved = f" -> {file.target}" if file.target != file.path else ""
         render.print_note(f"{file.path}{moved}: {file.fate}")
     if result is not None:
-        state = result.why or f"{result.cases - len(result.failed)} of {count_text(result.cases, 'case')} pass"
+        without = f"not run ({result.why}); it needs torch and triton, --no-check leaves it out"
+        passed = f"{result.cases - len(result.failed)} of {count_text(result.cases, 'case')} pass"
+        state = passed if result.cases else without
         render.print_note(f"behaviour check: {state}")
         for line in result.failed:
             render.print_note(f"  {line}")
@@ -105,7 +108,9 @@ def _describe(patch_id: str, version: str, found: "Refresh", result: "CheckResul
     return {
         "id": patch_id,
         "onto": version,
-        "files": [{"path": file.path, "target": file.target, "fate": str(file.fate)} for file in found.files],
+        "files": [
+            {"path": file.path, "target": file.target, "fate": str(file.fate), "why": file.why} for file in found.files
+        ],
         "lost": list(found.lost),
         "check": asdict(result) if result is not None else None,
         "patch": print_patch(found.patch).decode("utf-8", "replace") if found.patch is not None else None,

@@ -1,7 +1,8 @@
 """A patch carried to another build: a three-way merge of each file, and an account of what changed on the way. Pure.
 
 The merge itself is passed in (git's, at the edge). What it gives is diffed against the new build's own file, so the new
-text is exact there, whatever the merge did; and nothing that the old text added or removed is lost without a word.
+text is exact there, whatever the merge did; nothing that the old text added or removed is lost without a word; and a
+merge that went well line by line but uses a name that the new build binds nowhere is a conflict, too.
 """
 
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from provisioner.errors import ConflictError
+from provisioner.patching.bindings import find_unbound
 from provisioner.patching.compare import patch_between
 from provisioner.patching.hunks import Refused, apply_change
 from provisioner.patching.model import Cut, FileChange, Patch, SeriesPatch
@@ -39,7 +41,10 @@ Merge = Callable[[bytes, bytes, bytes], Merged]
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshedFile:
-    """One file: its path in the old text and on the new build, the three versions, and the merge's result."""
+    """One file: its path in the old text and on the new build, the three versions, and the merge's result.
+
+    ``why`` says what a person has to settle where the fate is CONFLICT.
+    """
 
     path: str
     target: str
@@ -48,6 +53,7 @@ class RefreshedFile:
     patched: bytes | None = field(repr=False)
     new: bytes | None = field(repr=False)
     merged: bytes | None = field(repr=False)
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +120,27 @@ def _carry(
     fate, merged = _merge(old, patched, now, merge)
     if fate is Fate.CARRIED and target != path:
         fate = Fate.MOVED
-    return RefreshedFile(path=path, target=target, fate=fate, base=old, patched=patched, new=now, merged=merged)
+    why = "the two sides change the same lines" if fate is Fate.CONFLICT else ""
+    if fate in (Fate.CARRIED, Fate.MOVED) and (broken := find_break(target, now, merged)):
+        fate, why = Fate.CONFLICT, broken
+    return RefreshedFile(
+        path=path, target=target, fate=fate, base=old, patched=patched, new=now, merged=merged, why=why
+    )
+
+
+def find_break(path: str, new: bytes | None, merged: bytes | None) -> str:
+    """What a merged Python file lacks that the new build's own file did not; empty where nothing is."""
+    if not path.endswith(".py") or merged is None or merged == new:
+        return ""
+    try:
+        before = find_unbound(new or b"", path)
+    except SyntaxError:
+        return ""
+    try:
+        unbound = find_unbound(merged, path) - before
+    except SyntaxError as error:
+        return f"line {error.lineno} of the merge is no Python: {error.msg}"
+    return f"the merge uses {', '.join(sorted(unbound))}, which nothing in this build's file binds" if unbound else ""
 
 
 def _merge(old: bytes | None, patched: bytes | None, now: bytes | None, merge: Merge) -> tuple[Fate, bytes | None]:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from provisioner.digests import digest_of
+from provisioner.digests import Digest, digest_of
 from provisioner.errors import ConflictError, InvalidPatchError
 from provisioner.files import write_whole
 from provisioner.patching.diff import manifest_of, print_patch
 from provisioner.patching.hunks import cut_of
 from provisioner.patching.model import FileFacts, Patch, SeriesPatch, Verdict
-from provisioner.patching.refresh import Fate, Refresh, RefreshedFile, finish_refresh, refresh_patch
+from provisioner.patching.refresh import Fate, Refresh, RefreshedFile, find_break, finish_refresh, refresh_patch
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.patching.store import PatchVariant, StoredPatch
 from provisioner.provisioning.merging import merge_with_git
@@ -141,8 +141,12 @@ def variant_range(version: Version) -> str:
     return f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
 
 
-def write_variant(stored: StoredPatch, item: SeriesPatch, version: Version, source: PatchVariant) -> Path:
+def write_variant(
+    stored: StoredPatch, item: SeriesPatch, bases: Mapping[str, Digest], version: Version, source: PatchVariant
+) -> Path:
     """Put the refreshed text into the store as a variant of its own, before the one that it came from.
+
+    ``bases`` are the digests, by path, of the files that it was cut against.
 
     Raises InvalidPatchError where a variant for these versions exists already.
     """
@@ -156,13 +160,13 @@ def write_variant(stored: StoredPatch, item: SeriesPatch, version: Version, sour
     document = tomlkit.parse(toml.read_text(encoding="utf-8"))
     variants = document["variant"]
     index = [variant.file for variant in stored.variants].index(source.file)
-    variants.insert(index, _variant_table(item, version, path.name, text))
+    variants.insert(index, _variant_table(item, bases, version, path.name, text))
     write_whole(path, text)
     write_whole(toml, tomlkit.dumps(document).encode())
     return path
 
 
-def _variant_table(item: SeriesPatch, version: Version, name: str, text: bytes) -> object:
+def _variant_table(item: SeriesPatch, bases: Mapping[str, Digest], version: Version, name: str, text: bytes) -> object:
     import tomlkit
 
     table = tomlkit.table()
@@ -175,15 +179,25 @@ def _variant_table(item: SeriesPatch, version: Version, name: str, text: bytes) 
             "former": [],
         }
     )
-    files = tomlkit.aot()
+    rows = []
     for entry in manifest_of(item.patch).files:
         scopes = item.cuts[entry.path].scopes if entry.path in item.cuts else ()
-        values = {"path": entry.path, "hunks": entry.hunks, "added": entry.added, "removed": entry.removed}
+        base = {"before": bases[entry.path]} if entry.path in bases else {}
+        values = {"path": entry.path, **base, "hunks": entry.hunks, "added": entry.added, "removed": entry.removed}
         row = tomlkit.table()
         row.update({**values, "scopes": [scope or "" for scope in scopes]})
+        rows.append(row)
+    rows[-1].add(tomlkit.nl())
+    files = tomlkit.aot()
+    for row in rows:
         files.append(row)
     table.add("files", files)
     return table
+
+
+def bases_of(refresh: Refresh) -> dict[str, Digest]:
+    """The digests, by path, of the new build's own files."""
+    return {file.target: digest_of(file.new) for file in refresh.files if file.new is not None}
 
 
 def write_conflicts(refresh: Refresh, folder: Path) -> None:
@@ -199,7 +213,7 @@ def write_conflicts(refresh: Refresh, folder: Path) -> None:
 def continue_refresh(item: SeriesPatch, refresh: Refresh, folder: Path) -> Refresh:
     """The same refresh with the files that a person has merged in ``folder``.
 
-    Raises ConflictError where a file still holds conflict markers or is missing.
+    Raises ConflictError where a file is missing, still holds conflict markers, or uses a name that nothing binds.
     """
     files = []
     for file in refresh.files:
@@ -210,6 +224,8 @@ def continue_refresh(item: SeriesPatch, refresh: Refresh, folder: Path) -> Refre
         content = place.read_bytes() if place.is_file() else None
         if content is None or _MARKER in content:
             raise ConflictError("this file is not merged yet", where=str(place), hints=("edit it, then --continue",))
+        if broken := find_break(file.target, file.new, content):
+            raise ConflictError(broken, where=str(place), hints=("edit it, then --continue",))
         files.append(_settled(file, content))
     return finish_refresh(item.patch, tuple(files))
 

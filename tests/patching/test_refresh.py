@@ -3,14 +3,23 @@
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
-from provisioner.errors import ConflictError
+from provisioner.digests import digest_of
+from provisioner.errors import ConflictError, InvalidPatchError
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.hunks import apply_change
 from provisioner.patching.model import SeriesPatch
 from provisioner.patching.refresh import Fate, refresh_patch
+from provisioner.patching.store import load_series_patch, open_stored_patch
 from provisioner.provisioning.merging import merge_with_git
-from provisioner.provisioning.refreshing import continue_refresh, prove_refresh, write_conflicts
+from provisioner.provisioning.refreshing import (
+    bases_of,
+    continue_refresh,
+    prove_refresh,
+    write_conflicts,
+    write_variant,
+)
 
 BASE = b"".join(b"line %d\n" % number for number in range(1, 21))
 PATCH = b"""\
@@ -111,3 +120,80 @@ def test_the_users_git_configuration_does_not_matter(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(own_home / ".gitconfig"))
     result = merge_with_git(b"a\r\nb\n", b"a\r\nB\n", b"x\na\r\nb\n")
     assert (result.content, result.conflicts) == (b"x\na\r\nB\n", 0)
+
+
+SOURCE = b"def kernel(x, signal):\n    y = x + 1\n\n\n    z = y\n    return z\n"
+USES_SIGNAL = b"""\
+--- a/m/a.py
++++ b/m/a.py
+@@ -5,2 +5,4 @@
+     z = y
++    if signal:
++        z = 0
+     return z
+"""
+
+
+def carry_signal(new: bytes):
+    item = SeriesPatch(patch=parse_patch(USES_SIGNAL, id="p", source="p.patch"))
+    return item, refresh_patch(item, {"m/a.py": SOURCE}, {"m/a.py": new}, {}, merge_with_git)
+
+
+def test_a_clean_merge_that_uses_a_name_of_the_old_build_is_a_conflict(tmp_path: Path):
+    item, found = carry_signal(SOURCE.replace(b"x, signal", b"x"))
+    assert found.files[0].fate is Fate.CONFLICT
+    assert "signal" in found.files[0].why
+    write_conflicts(found, tmp_path)
+    with pytest.raises(ConflictError, match="signal"):
+        continue_refresh(item, found, tmp_path)
+    merged = tmp_path / "merged" / "m" / "a.py"
+    merged.write_bytes(merged.read_bytes().replace(b"if signal:", b"if x < 0:"))
+    done = continue_refresh(item, found, tmp_path)
+    assert apply_to(done.patch, found.files[0].new) == merged.read_bytes()
+
+
+def test_names_that_the_new_build_itself_leaves_unbound_are_its_own_affair():
+    _, found = carry_signal(SOURCE + b"\n\nprint(nobody_binds_this)\n")
+    assert found.files[0].fate is Fate.CARRIED
+
+
+STORE = """\
+schema = 1
+id = "p"
+title = "A small patch"
+fixes = "Nothing."
+distribution = "vllm"
+
+[[variant]]
+file = "1.0.patch"
+versions = ">=1.0,<1.1"
+cut_against = "1.0.0"
+sha256 = "{sha256}"
+former = []
+
+[[variant.files]]
+path = "m/a.py"
+hunks = 2
+added = 2
+removed = 1
+scopes = ["", ""]
+"""
+
+
+def test_a_written_variant_is_the_one_that_the_store_opens_for_that_release(tmp_path: Path):
+    folder = tmp_path / "p"
+    folder.mkdir()
+    (folder / "1.0.patch").write_bytes(PATCH)
+    (folder / "patch.toml").write_text(STORE.format(sha256=digest_of(PATCH)))
+    new = b"# above\n" + BASE
+    found = refresh(new)
+    stored = open_stored_patch(tmp_path, "p")
+    item = prove_refresh(found, found.patch)
+    write_variant(stored, item, bases_of(found), Version("1.1.2"), stored.variants[0])
+    again = open_stored_patch(tmp_path, "p")
+    variant = again.variant_for(Version("1.1.0"))
+    assert [each.file for each in again.variants] == ["1.1.patch", "1.0.patch"]
+    assert variant.bases == {"m/a.py": digest_of(new)}
+    assert apply_to(load_series_patch(again, variant).patch, new) == found.files[0].merged
+    with pytest.raises(InvalidPatchError, match="already"):
+        write_variant(again, item, bases_of(found), Version("1.1.2"), variant)
