@@ -5,7 +5,7 @@ import typer
 
 def booster(
     upstream: str = typer.Option("http://127.0.0.1:8012", "--upstream", help="Address of the server.", metavar="URL"),
-    port: int = typer.Option(8013, "--port", min=0, max=65535, help="Port to listen on."),
+    port: int = typer.Option(8013, "--port", min=0, max=65535, help="Port to listen on; 0: any free one."),
     host: str = typer.Option("127.0.0.1", "--host", help="Address to listen on."),
     threshold: int = typer.Option(20_000, "--threshold", min=0, help="Boost conversations of so many characters."),
     grace: float = typer.Option(30.0, "--grace", min=0.0, help="Seconds that answers have to end when it is stopped."),

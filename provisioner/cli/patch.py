@@ -161,10 +161,13 @@ def revert(
     done = withdraw(tree, ids or (), sources, on_wait=_say_waiting)
     _say_recovery(done.recovery)
     if as_json:
-        payload = {"reverted": done.ids, "remaining": done.remaining, "files": [asdict(file) for file in done.files]}
-        render.print_json("patch-revert", payload)
+        payload = {"reverted": done.ids, "not_applied": done.absent, "remaining": done.remaining}
+        render.print_json("patch-revert", {**payload, "files": [asdict(file) for file in done.files]})
         return 0
-    render.print_text(f"taken back: {', '.join(done.ids) or 'nothing, no patch is applied'}")
+    if done.ids or not done.absent:
+        render.print_text(f"taken back: {', '.join(done.ids) or 'nothing, no patch is applied'}")
+    if done.absent:
+        render.print_text(f"not applied: {', '.join(done.absent)}")
     if done.remaining:
         render.print_text(f"still applied: {', '.join(done.remaining)}")
     if done.files:

@@ -8,6 +8,7 @@ import typer
 from provisioner.cli.probe_options import Asked, read_text
 from provisioner.cli.probe_run import run_and_print
 from provisioner.counts import count_text
+from provisioner.errors import UsageError
 
 if TYPE_CHECKING:
     from provisioner.serving.probes.compare import Comparison
@@ -229,6 +230,13 @@ def compare(
 
     runs = [read_run(read_text(path), where=str(path)) for path in (first, second)]
     comparison = compare_runs(*runs)
+    if not comparison.rows:
+        raise UsageError(
+            "the runs have no point in common, so nothing can be compared",
+            expected=f"the probes and settings of {first}",
+            found=f"those of {second}",
+            hints=("measure both with the same --context, --streams and probes",),
+        )
     if as_json:
         render.print_json("probe-compare", to_json(comparison))
     else:

@@ -94,6 +94,8 @@ def parse_counts(text: str, *, option: str) -> tuple[int, ...]:
         if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
             raise UsageError(f"not a number of tokens or streams: {part!r}", where=option, hints=(f"{option} 6K,20K",))
         counts.append(int(digits) * scale)
+    if text and not counts:
+        raise UsageError("no number at all", where=option, found=repr(text), hints=(f"{option} 6K,20K",))
     return tuple(counts)
 
 

@@ -25,7 +25,7 @@ def serve(
     gpu: Annotated[str | None, typer.Option(help="The card: UUID, PCI address (82:00) or number in bus order.")] = None,
     memory_vendor: Annotated[str | None, typer.Option(help="hynix or samsung, where the guess is wrong.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the server.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="A file (mode 0600) with the API key.")] = None,
     generate_key: Annotated[bool, typer.Option("--generate-key", help="Make the key file if it is missing.")] = False,

@@ -1,6 +1,7 @@
 """``provision units``."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,9 +26,9 @@ def units(
     model: Annotated[str | None, typer.Option(help="The weights: a folder or a hub's name.")] = None,
     gpu: Annotated[str | None, typer.Option(help="The card: UUID or PCI address.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
     key_file: Annotated[Path | None, typer.Option(help="A file (mode 0600) with the API key.")] = None,
-    booster_port: Annotated[int, typer.Option(help="The booster's port.")] = 8013,
+    booster_port: Annotated[int, typer.Option(min=1, max=65535, help="The booster's port.")] = 8013,
     write: Annotated[bool, typer.Option("--write", help="Write them where systemd looks.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write them into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -40,13 +41,14 @@ def units(
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
     from provisioner.cli.serve import choose_section, find_places
+    from provisioner.errors import UsageError
     from provisioner.recipe import CommitBuild
     from provisioner.serving.units import Manager, UnitPlan, install_commands, render_units, unit_folder
 
     wanted = open_recipe(recipe)
     fork_folder, folder = find_places(wanted, read_context(), venv, fork_dir, without_fork=without_fork)
     section = choose_section(wanted, with_fork=fork_folder is not None)
-    options = {"--model": model, "--gpu": gpu, "--host": host, "--port": port and str(port)}
+    options = {"--model": model, "--gpu": gpu, "--host": host, "--port": str(port) if port else None}
     places = {"--fork-dir": fork_folder, "--venv": folder if fork_folder is None else None, "--key-file": key_file}
     manager = Manager.SYSTEM if system else Manager.USER
     plan = UnitPlan(
@@ -68,6 +70,12 @@ def units(
         booster_port=booster_port,
         drift_source="nightly" if isinstance(wanted.build, CommitBuild) else "pypi",
     )
+    if plan.port == booster_port:
+        raise UsageError(
+            "the server and its booster cannot both listen there",
+            where=f"port {booster_port}",
+            hints=(shlex.join(["provision", "units", recipe, "--booster-port", str(_other_port(booster_port))]),),
+        )
     rendered = render_units(plan)
     searched = unit_folder(manager, config_home=_config_home())
     target = output.expanduser().absolute() if output else searched
@@ -100,6 +108,10 @@ def _write_units(rendered: "tuple[Unit, ...]", folder: Path) -> None:
         raise EnvironmentConflictError(
             "the units cannot be written", where=str(folder), found=error.strerror, hints=("--output DIR", "sudo")
         ) from error
+
+
+def _other_port(port: int) -> int:
+    return port + 1 if port < 65535 else port - 1
 
 
 def _own_command() -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """Patch files looked at for themselves, and against a tree where one is named."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioner.errors import InvalidPatchError
+from provisioner.errors import InvalidPatchError, UsageError
 from provisioner.patching.diff import manifest_of
 from provisioner.patching.model import Create, Manifest, SeriesPatch
 from provisioner.patching.stack import SERIES_FILE, SUFFIXES, Reading, read_patch_file, read_stack
@@ -29,7 +30,7 @@ class Finding:
 def lint(names: Iterable[str], reading: Reading, tree: Tree | None = None) -> tuple[Finding, ...]:
     """A finding for every patch in the files and folders named, refused ones included.
 
-    Raises UsageError for a name that is no file and no folder.
+    Raises UsageError for a name that is no file and no folder, and for a folder without patches.
     """
     return tuple(finding for name in names for finding in _lint_named(name, reading, tree))
 
@@ -42,8 +43,23 @@ def _lint_named(name: str, reading: Reading, tree: Tree | None) -> Sequence[Find
         return [_lint_stored(path, tree)]
     if path.is_dir() and (path / SERIES_FILE).is_file():
         return _lint_series(path, reading, tree)
-    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
-    return [_lint_file(file, reading, tree) for file in files]
+    if path.is_dir():
+        return _lint_folder(path, reading, tree)
+    return [_lint_file(path, reading, tree)]
+
+
+def _lint_folder(folder: Path, reading: Reading, tree: Tree | None) -> Sequence[Finding]:
+    inside = sorted(folder.iterdir())
+    findings = [_lint_file(file, reading, tree) for file in inside if file.suffix in SUFFIXES]
+    findings += [_lint_stored(place, tree) for place in inside if is_stored_patch(place)]
+    if not findings:
+        raise UsageError(
+            "the folder holds no patches",
+            where=str(folder),
+            expected=f"files that end in {' or '.join(SUFFIXES)}, or folders with a patch.toml",
+            hints=(f"ls {shlex.quote(str(folder))}",),
+        )
+    return findings
 
 
 def _lint_file(file: Path, reading: Reading, tree: Tree | None) -> Finding:

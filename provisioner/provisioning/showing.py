@@ -12,6 +12,7 @@ from provisioner.patching.model import Manifest
 from provisioner.patching.stack import Reading, read_patch_file
 from provisioner.patching.store import PATCH_FILE, PatchVariant, StoredPatch, open_stored_patch, read_stored_patch
 from provisioner.provisioning.judging import applied_sources
+from provisioner.provisioning.sources import near_names
 from provisioner.resources import patches_folder
 
 
@@ -57,7 +58,11 @@ def show_applied(site: Site, patch_id: str) -> ShownPatch:
     sources = {source.id: source for source in applied_sources(site)}
     source = sources.get(patch_id)
     if source is None:
-        raise UsageError(f"{patch_id!r} is not applied here", found=", ".join(sources) or "no patch at all")
+        raise UsageError(
+            f"{patch_id!r} is not applied here",
+            found=f"applied here: {', '.join(sources) or 'no patch at all'}",
+            hints=near_names(patch_id, sources),
+        )
     patch = source.series.patch
     scopes = {path: tuple(scope or "" for scope in cut.scopes) for path, cut in source.series.cuts.items()}
     return ShownPatch(id=patch.id, source=patch.source, manifest=manifest_of(patch, scopes), text=source.kept)

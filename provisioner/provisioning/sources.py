@@ -61,6 +61,12 @@ def read_sources(
         recipe = known.get(name)
         found += _read_recipe(recipe, version) if recipe else _read_named(name, version, wanted.reading)
     found += [PatchSource(series=read_overlay(folder, wanted.reading)) for folder in wanted.overlays]
+    if wanted.names and not found:
+        raise UsageError(
+            "these recipes apply no patch",
+            where=", ".join(wanted.names),
+            hints=tuple(f"provision patch check {use.id}" for recipe in known.values() for use in recipe.patches),
+        )
     return _name_apart(_once(found))
 
 
@@ -83,14 +89,19 @@ def _read_named(name: str, version: Version, reading: Reading) -> Iterator[Patch
     else:
         raise UsageError(
             f"{name!r} is no recipe, no patch of the store, and no file or folder",
-            hints=(*_nearest(name), "provision patches", "provision recipes"),
+            hints=(
+                *near_names(name, (*stored_patch_names(), *recipe_names())),
+                "provision patches",
+                "provision recipes",
+            ),
         )
 
 
-def _nearest(name: str) -> tuple[str, ...]:
+def near_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """A hint with the known name that is nearest to ``name``; none where none is near."""
     import difflib
 
-    near = difflib.get_close_matches(name, (*stored_patch_names(), *recipe_names()), n=1)
+    near = difflib.get_close_matches(name, tuple(known), n=1)
     return (f"did you mean {near[0]!r}?",) if near else ()
 
 

@@ -21,18 +21,23 @@ from provisioner.provisioning.judging import (
     judge_installed,
     with_applied,
 )
-from provisioner.provisioning.sources import PatchSource
+from provisioner.provisioning.sources import PatchSource, near_names
 from provisioner.provisioning.state import read_receipt
+from provisioner.resources import stored_patch_names
 from provisioner.wheels.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
 class Withdrawal:
-    """What taking patches back did: the ids, the files that changed, and the patches that stay."""
+    """What taking patches back did: the ids, the files that changed, and the patches that stay.
+
+    ``absent`` are ids that were named, and are of patches that are known and not applied here.
+    """
 
     ids: tuple[str, ...]
     files: tuple[FileOutcome, ...]
     remaining: tuple[str, ...]
+    absent: tuple[str, ...] = ()
     recovery: Recovery | None = None
 
 
@@ -45,17 +50,22 @@ def withdraw(
 ) -> Withdrawal:
     """Take the patches with ``ids`` back (none: all), in one transaction, and prove the rest.
 
-    The series is the receipt's, or ``sources`` for an environment without one. Raises UsageError for an id that is not
-    there; ForeignBytesError where a file is no state of the series; ConflictError, naming them, where patches that stay
-    need one that goes; what a transaction raises, and BusyError.
+    The series is the receipt's, or ``sources`` for an environment without one. Raises UsageError for an id of nothing;
+    ForeignBytesError where a file is no state of the series; ConflictError, naming them, where patches that stay need
+    one that goes; what a transaction raises, and BusyError.
     """
     site = tree.site
     if not (is_interrupted(site.state_dir) or applied_sources(site) or sources):
-        return Withdrawal(ids=(), files=(), remaining=())
+        _refuse_unknown(ids, ())
+        return Withdrawal(ids=(), files=(), remaining=(), absent=tuple(ids))
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
         recovery = recover(site.site_packages, site.state_dir)
         series = with_applied(site, sources)
-        going = _choose(ids, series)
+        applied = [source.id for source in series]
+        _refuse_unknown(ids, applied)
+        going = frozenset(ids or applied) & frozenset(applied)
+        if not going:
+            return Withdrawal(ids=(), files=(), remaining=tuple(applied), absent=tuple(ids), recovery=recovery)
         judgement = judge_installed(tree, series)
         _require_standing(judgement)
         staying = tuple(source for source in series if source.id not in going)
@@ -71,16 +81,20 @@ def withdraw(
         ids=tuple(source.id for source in series if source.id in going),
         files=files,
         remaining=tuple(source.id for source in staying),
+        absent=tuple(patch_id for patch_id in ids if patch_id not in going),
         recovery=recovery,
     )
 
 
-def _choose(ids: Sequence[str], series: Sequence[PatchSource]) -> frozenset[str]:
-    known = [source.id for source in series]
+def _refuse_unknown(ids: Sequence[str], applied: Sequence[str]) -> None:
+    known = (*applied, *stored_patch_names())
     for patch_id in ids:
         if patch_id not in known:
-            raise UsageError(f"{patch_id!r} is not applied here", found=", ".join(known) or "no patch at all")
-    return frozenset(ids or known)
+            raise UsageError(
+                f"no patch is called {patch_id!r}, neither here nor in the store",
+                found=f"applied here: {', '.join(applied) or 'no patch at all'}",
+                hints=(*near_names(patch_id, known), "provision patches"),
+            )
 
 
 def _require_standing(judgement: Judgement) -> None:

@@ -121,8 +121,12 @@ def default_pypi_url() -> str:
 
 
 def _checked_url(value: str, where: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
         raise UsageError("an index must be an http or https URL", where=where, hints=("give it as https://HOST/PATH",))
     return value.rstrip("/")
 

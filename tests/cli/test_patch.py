@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from provisioner.digests import digest_of
 from provisioner.patching.compare import change_between
 from provisioner.patching.diff import print_patch
 from provisioner.patching.model import Patch
+from provisioner.resources import patches_folder, recipes_folder, stored_patch_names
 from tests.support.index_server import IndexServer
 from tests.support.wheels import wheel_bytes, wheel_filename
 
@@ -820,3 +822,52 @@ def test_only_files_of_the_series_and_record_are_read(desk: Desk) -> None:
     opened = {Path(line).relative_to(desk.site).as_posix() for line in done.stderr.splitlines() if line.startswith("/")}
     read = {path for path in opened if not path.startswith(".provision")}
     assert read - {"demo-1.0.dist-info/direct_url.json"} == {"demo-1.0.dist-info/RECORD", "demo/two.py"}
+
+
+# Over nothing
+
+
+def test_reverting_what_is_known_and_not_applied_says_so(desk: Desk) -> None:
+    nothing = desk.run("revert", "sm80-cpu-repack")
+    assert (nothing.code, nothing.out) == (0, "not applied: sm80-cpu-repack\n")
+    assert desk.run("apply", desk.patch("fix", two=[(b"other = 2", b"other = 22")])).code == 0
+    beside = desk.run("revert", "sm80-cpu-repack", "--json").json
+    assert (beside["reverted"], beside["not_applied"], beside["remaining"]) == ([], ["sm80-cpu-repack"], ["fix"])
+    both = desk.run("revert", "fix", "sm80-cpu-repack")
+    assert (both.code, both.out.splitlines()[:2]) == (0, ["taken back: fix", "not applied: sm80-cpu-repack"])
+
+
+def test_reverting_an_unknown_id_names_near_ones(desk: Desk) -> None:
+    nothing = desk.run("revert", "sm80-cpu-repak")
+    assert nothing.code == 2
+    assert "hint: did you mean 'sm80-cpu-repack'?" in nothing.err
+    assert desk.run("apply", desk.patch("my-fix", two=[(b"other = 2", b"other = 22")])).code == 0
+    near = desk.run("revert", "my-fixx")
+    assert near.code == 2
+    assert "applied here: my-fix" in near.err
+    assert "hint: did you mean 'my-fix'?" in near.err
+
+
+def test_a_folder_without_patches_is_never_all_fine(desk: Desk) -> None:
+    empty = desk.folder / "empty"
+    empty.mkdir()
+    for command in ("lint", "check", "apply"):
+        assert desk.run(command, empty).code == 2, command
+    assert main(["patch", "lint", str(empty)]) == 2
+    assert main(["drift", "--patches", str(empty), "--against", str(desk.wheel)]) == 2
+    assert "the folder holds no patches" in desk.capsys.readouterr().err
+
+
+def test_a_folder_in_the_form_of_the_store_is_linted_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["patch", "lint", str(patches_folder()), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["patches"]
+    assert {patch["id"] for patch in found} == set(stored_patch_names())
+
+
+def test_a_recipe_without_patches_is_never_all_fine(desk: Desk) -> None:
+    recipe = (recipes_folder() / "hynix-stable.toml").read_text(encoding="utf-8")
+    mine = desk.folder / "mine.toml"
+    mine.write_text(re.sub(r"policy = \"\w+\"", 'policy = "not-needed"', recipe), encoding="utf-8")
+    refused = desk.run("check", mine)
+    assert refused.code == 2
+    assert "hint: provision patch check pr50021-gdn-spec-bounds" in refused.err

@@ -256,3 +256,16 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'aiohttp', 'matplotlib', 'numpy', 'torch'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60, env=dict(os.environ))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:0", "http://127.0.0.1:99999", "http://127.0.0.1:x"])
+def test_an_address_with_no_port_that_can_be_is_refused(url, capsys):
+    assert main(["probe", "decode", "--url", url]) == 2
+    assert main(["booster", "--upstream", url, "--port", "0"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--context", "--streams", "--stream-context"])
+def test_a_list_without_a_number_is_refused(option, capsys):
+    assert main(["probe", "all", option, ","]) == 2
+    assert "no number at all" in capsys.readouterr().err

@@ -53,3 +53,23 @@ def test_units_written_where_systemd_looks(own_home, capsys):
     assert main(["units", "hynix", "--write"]) == 0
     assert (own_home / ".config" / "systemd" / "user" / "provision-hynix.service").is_file()
     assert "next: systemctl --user enable --now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["units", "serve"])
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_what_is_no_port_is_refused(command, port, capsys):
+    assert main([command, "hynix", "--port", port]) == 2
+    assert "--port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1"])
+def test_what_is_no_port_of_a_booster_is_refused(port, capsys):
+    assert main(["units", "hynix", "--booster-port", port]) == 2
+    assert "--booster-port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--port", "8013"], ["--booster-port", "8012"]])
+def test_server_and_booster_at_one_port_are_refused(words, capsys):
+    assert main(["units", "hynix", *words]) == 2
+    hint = capsys.readouterr().err.rpartition("hint: ")[2].split()
+    assert main(hint[1:] if "--port" not in words else [*hint[1:], *words]) == 0

@@ -41,12 +41,18 @@ def parse_upstream(url: str, *, host: str, port: int) -> str:
     """The server's address, cleaned. Raises UsageError for no address, one with a password, and the booster's own."""
     try:
         parts = urlsplit(url)
-        upstream_port = parts.port or (443 if parts.scheme == "https" else 80)
+        upstream_port = parts.port if parts.port is not None else (443 if parts.scheme == "https" else 80)
     except ValueError as error:
         raise UsageError("not an http address", where="--upstream", hints=(_UPSTREAM_HINT,)) from error
     if "@" in parts.netloc:
         raise UsageError("an address may hold no password", where="--upstream", hints=(_UPSTREAM_HINT,))
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+    if (
+        parts.scheme not in {"http", "https"}
+        or not parts.hostname
+        or not upstream_port
+        or parts.query
+        or parts.fragment
+    ):
         raise UsageError("not an http address", where="--upstream", found=url, hints=(_UPSTREAM_HINT,))
     if port and upstream_port == port and (parts.hostname == host or {parts.hostname, host} <= LOOPBACK):
         raise UsageError("the booster would forward to itself", where="--upstream", found=url, hints=(_UPSTREAM_HINT,))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 
@@ -38,12 +38,19 @@ class Endpoint:
     def parse(cls, url: str, *, api_key: str | None = None, answer_seconds: float = 1800.0) -> Self:
         """Raises UsageError for what is no http address, and for one with a password in it."""
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not _has_good_port(parts):
             raise UsageError("not an http address", where=url, hints=("give one such as http://127.0.0.1:8012",))
         if "@" in parts.netloc:
             raise UsageError("an address may hold no password", hints=("put the key in a file: --key-file FILE",))
         base = url.rstrip("/").removesuffix("/v1").rstrip("/")
         return cls(base=base, api_key=api_key, answer_seconds=answer_seconds)
+
+
+def _has_good_port(parts: SplitResult) -> bool:
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
