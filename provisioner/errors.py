@@ -74,6 +74,12 @@ class InvalidReceiptError(InvalidInputError):
     code = "invalid-receipt"
 
 
+class InvalidReportError(InvalidInputError):
+    """A report that cannot be read, or reports that contradict one another."""
+
+    code = "invalid-report"
+
+
 class InvalidBundleError(InvalidInputError):
     """A bundle that cannot be read, or whose members are not the ones that it lists."""
 

@@ -16,11 +16,25 @@ if TYPE_CHECKING:
     from provisioner.wheels.names import Candidate
     from provisioner.wheels.settings import IndexSettings
 
+_QUESTIONS = (
+    "--against",
+    "--patches",
+    "--root",
+    "--strip",
+    "--cut-against",
+    "--last",
+    "--bisect",
+    "--variant",
+    "--build-variant",
+    "--index-url",
+)
 FORMS = ("text", "json", "markdown", "github", "junit", "html")
 
 
 def drift(
-    recipes: Annotated[list[str] | None, typer.Argument(help="Recipes by name or path (default: all).")] = None,
+    recipes: Annotated[
+        list[str] | None, typer.Argument(help="Recipes by name or path (default: all); with --merge, more reports.")
+    ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(help="nightly, commit:SHA, commits:FILE, pypi, pypi:VERSION, pypi:RANGE, a wheel or a folder."),
@@ -43,6 +57,10 @@ def drift(
         list[str] | None, typer.Option(help="Freeze one text of a patch on every build.", metavar="ID@VERSION")
     ] = None,
     build_variant: Annotated[str | None, typer.Option(help="The build's variant, such as cu129.")] = None,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(help="Judge nothing: make one report of several in JSON.", metavar="FILE|DIR"),
+    ] = None,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this file.")] = None,
     index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
@@ -57,6 +75,10 @@ def drift(
     wanted = "json" if as_json else form
     if wanted not in FORMS:
         raise typer.BadParameter(f"one of {', '.join(FORMS)}", param_hint="--format")
+    if merge:
+        asked = (against, patches, root, strip, cut_against, last, bisect, variant, build_variant, index_url)
+        _refuse_questions(dict(zip(_QUESTIONS, asked, strict=True)))
+        return _finish(_merge([*merge, *map(Path, recipes or [])]), wanted, output)
     own = _own_patches(patches or [], root, strip, cut_against, index_url)
     task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url)
     with open_reporter() as reporter:
@@ -75,6 +97,25 @@ class _Task:
     builds: "Builds"
     settings: "IndexSettings"
     against: tuple[str, ...]
+
+
+def _refuse_questions(asked: dict[str, object]) -> None:
+    """Of reports that are merged, all questions were asked before."""
+    from provisioner.errors import UsageError
+
+    given = [option for option, value in asked.items() if value not in (None, "", [])]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} cannot be given with --merge, which judges nothing",
+            hints=("provision drift --merge FILE…",),
+        )
+
+
+def _merge(places: list[Path]) -> "DriftReport":
+    from provisioner.drift.merge import merge_reports
+    from provisioner.drift.parts import read_parts
+
+    return merge_reports(read_parts(places))
 
 
 def _own_patches(

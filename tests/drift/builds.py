@@ -6,7 +6,7 @@ from packaging.version import Version
 
 from provisioner.drift.scan import Subject
 from provisioner.patching.diff import parse_patch
-from provisioner.patching.model import SeriesPatch
+from provisioner.patching.model import Cut, SeriesPatch
 from provisioner.provisioning.series import RecipeSeries
 from provisioner.recipe import DriftResponse, PatchPolicy
 from tests.support.wheels import version_file, wheel_bytes
@@ -47,7 +47,8 @@ def subject(
     *,
     name: str = "small",
 ) -> Subject:
-    patch = SeriesPatch(patch=parse_patch(PATCH, id="bounds", source="bounds.patch"))
+    parsed = parse_patch(PATCH, id="bounds", source="bounds.patch")
+    patch = SeriesPatch(patch=parsed, cuts={"vllm/ops.py": Cut(scopes=("scale",))})
 
     def series_for(_: Version) -> RecipeSeries:
         return RecipeSeries(patches=(patch,), policies={"bounds": policy})

@@ -14,7 +14,7 @@ def print_report_json(report: DriftReport) -> str:
 
 def print_bisection_json(found: Bisection) -> str:
     """A bisection as JSON text, schema ``provision/drift-bisect/1``."""
-    return _print("provision/drift-bisect/1", _describe_bisection(found))
+    return _print("provision/drift-bisect/1", describe_bisection(found))
 
 
 def describe_report(report: DriftReport) -> dict[str, Any]:
@@ -22,6 +22,15 @@ def describe_report(report: DriftReport) -> dict[str, Any]:
     return {
         "against": list(report.against),
         "builds": [_describe_column(column) for column in report.columns],
+        **describe_findings(report),
+        "bisections": [describe_bisection(found) for found in report.bisections],
+        "cost": asdict(report.cost),
+    }
+
+
+def describe_findings(report: DriftReport) -> dict[str, Any]:
+    """What follows from the cells: those that fail, and the places that nobody judged."""
+    return {
         "failing": [
             {"build": build.label, "recipe": cell.recipe, "patch": cell.verdict.id, "key": cell.key}
             for build, cell in report.failing
@@ -29,8 +38,6 @@ def describe_report(report: DriftReport) -> dict[str, Any]:
         "not_judged": [
             {"build": build.label, "recipe": recipe, "patch": patch} for build, (recipe, patch) in report.not_judged
         ],
-        "bisections": [_describe_bisection(found) for found in report.bisections],
-        "cost": asdict(report.cost),
     }
 
 
@@ -51,7 +58,8 @@ def describe_cell(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _describe_bisection(found: Bisection) -> dict[str, Any]:
+def describe_bisection(found: Bisection) -> dict[str, Any]:
+    """One bisection, for machines."""
     return {
         "good": _describe_build(found.good),
         "bad": _describe_build(found.bad),
