@@ -147,13 +147,13 @@ def _prepare(
     from provisioner.cli.catalogue import all_recipes, open_recipe
     from provisioner.cli.context import read_context
     from provisioner.drift.builds import find_builds
-    from provisioner.drift.subjects import parse_frozen, recipe_subject
+    from provisioner.drift.subjects import parse_frozen, recipe_subjects
 
     settings = read_context(index_url).settings()
     texts = parse_frozen(frozen)
     chosen = [open_recipe(name) for name in names] if names or own else all_recipes()
     return _Task(
-        subjects=(*(recipe_subject(recipe, texts) for recipe in chosen), *own),
+        subjects=(*recipe_subjects(chosen, texts), *own),
         builds=find_builds(against, settings, last=last, variant=build_variant),
         settings=settings,
         against=tuple(against),

@@ -1,22 +1,20 @@
 """Why a patch does not hold on a build: the nearest place, what differs there, what became of the function. Pure.
 
-Whole files are parsed only for hunks that do not hold. Of those that hold no more is learnt than the signature of their
-functions, with which those of other builds are compared.
+Of hunks that hold no more is learnt than the signature of their functions, with which those of other builds are
+compared.
 """
 
 import ast
 import difflib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from provisioner.drift.model import HOLDS, Cell, Column, HunkView, Row, Signature
 from provisioner.patching.model import FileChange, FileFacts, FileVerdict, Hunk, HunkVerdict, Patch, PatchVerdict
+from provisioner.patching.scope import map_scopes
 
 _SHOWN = 90
-_LONGEST_HEAD = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +90,14 @@ def compare_signatures(before: Cell, after: Cell) -> tuple[str, ...]:
 
 def _explain_file(file: FileVerdict, change: FileChange, content: str) -> Account:
     hunks = {hunk.index: hunk for hunk in change.hunks}
+    there = content.split("\n")
     lines: list[str] = []
     views: list[HunkView] = []
     for answer in file.hunks:
         if answer.verdict in HOLDS:
             continue
-        place = find_nearest(hunks[answer.index], content.split("\n"))
-        views.append(_view(file.path, hunks[answer.index], answer, content.split("\n"), place))
+        place = find_nearest(hunks[answer.index], there)
+        views.append(_view(file.path, hunks[answer.index], answer, there, place))
         lines += [f"{file.path}, hunk {answer.index}: {line}" for line in _explain_hunk(answer, views[-1], place)]
         lines += [f"{file.path}: {line}" for line in _explain_scope(answer.scope, content)]
     return Account(lines=tuple(dict.fromkeys(lines)), views=tuple(views))
@@ -146,10 +145,10 @@ def _explain_hunk(answer: HunkVerdict, view: HunkView, place: _Place | None) -> 
 
 def _explain_scope(scope: str | None, content: str) -> Iterator[str]:
     """Whether the function that the hunk stands in is gone or renamed."""
-    known = _signatures(content)
-    if not scope or scope in known:
+    scopes = map_scopes(content.encode()) if scope else None
+    if not scope or scopes is None or scopes.definition(scope) is not None:
         return
-    near = difflib.get_close_matches(scope, known, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(scope, dict.fromkeys(scopes.names()), n=1, cutoff=0.7)
     yield f"{scope} is no longer there" + (f"; the nearest name is {near[0]}" if near else "")
 
 
@@ -162,35 +161,23 @@ def _signatures_around(verdict: PatchVerdict, facts: Mapping[str, FileFacts]) ->
         if content is None:
             continue
         for scope in dict.fromkeys(hunk.scope for hunk in hunks if hunk.scope):
-            arguments = find_held_signature(content, scope) if patch_holds else _signatures(content).get(scope)
+            arguments = find_signature(content, scope)
             if arguments is not None:
                 yield Signature(path=file.path, scope=scope, arguments=arguments)
 
 
-@lru_cache(maxsize=1024)
-def find_held_signature(source: str, scope: str) -> str | None:
-    """The arguments, as text, of a function that is known to be in ``source`` (of a class, its bases).
-
-    Found by its name where that is defined once at its depth; all is parsed only where it is not, or is written in an
-    unusual way.
-    """
-    outer, _, name = scope.rpartition(".")
-    indent = r"[ \t]+" if outer else ""
-    heads = re.finditer(rf"^{indent}(?:async[ \t]+)?(?:def|class)[ \t]+{re.escape(name)}\b", source, flags=re.MULTILINE)
-    starts = [head.start() for head in heads]
-    head = _parse_head(source[starts[0] : starts[0] + _LONGEST_HEAD].lstrip(" \t")) if len(starts) == 1 else None
-    return _arguments_of(head) if head is not None else _signatures(source).get(scope)
-
-
-def _parse_head(text: str) -> ast.AST | None:
-    """The definition at the start of ``text``, which goes on after it, without its body."""
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if line.partition("#")[0].rstrip().endswith(":"):
-            try:
-                return ast.parse("\n".join(lines[:number]) + "\n ...").body[0]
-            except (SyntaxError, ValueError):
-                continue
+def find_signature(source: str, scope: str) -> str | None:
+    """The arguments, as text, of the function ``scope`` in ``source`` (of a class, its bases); None where there is no
+    such definition that Python understands."""
+    scopes = map_scopes(source.encode())
+    definition = scopes.definition(scope) if scopes is not None else None
+    if definition is None:
+        return None
+    for body in (b"\n pass\n", b"\n"):
+        try:
+            return _arguments_of(ast.parse(definition + body).body[0])
+        except (SyntaxError, ValueError):
+            continue
     return None
 
 
@@ -198,26 +185,6 @@ def _arguments_of(node: ast.AST) -> str | None:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return ast.unparse(node.args)
     return ", ".join(map(ast.unparse, node.bases)) if isinstance(node, ast.ClassDef) else None
-
-
-@lru_cache(maxsize=64)
-def _signatures(source: str) -> Mapping[str, str]:
-    """Qualified name to the arguments as text, of every function; empty where the text is not Python."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return {}
-    return dict(_walk(tree, ""))
-
-
-def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
-    for child in ast.iter_child_nodes(node):
-        arguments = _arguments_of(child)
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and arguments is not None:
-            yield f"{prefix}{child.name}", arguments
-            yield from _walk(child, f"{prefix}{child.name}.")
-        else:
-            yield from _walk(child, prefix)
 
 
 def _view(path: str, hunk: Hunk, answer: HunkVerdict, lines: list[str], place: _Place | None) -> HunkView:

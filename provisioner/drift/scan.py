@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from provisioner.digests import Digest
-from provisioner.drift.explain import explain_patch, tell_changes
+from provisioner.drift.explain import Account, explain_patch, tell_changes
 from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, Unread, age_of, drift_key, response_to
 from provisioner.errors import ProvisionError
 from provisioner.patching.gather import shipped_facts
-from provisioner.patching.model import Create, FileFacts, PatchVerdict
+from provisioner.patching.model import Create, FileFacts, PatchVerdict, SeriesPatch
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.progress import Reporter
 from provisioner.provisioning.series import RecipeSeries
@@ -25,6 +25,7 @@ from provisioner.wheels.source import open_wheel
 from provisioner.wheels.transport import Transport
 
 WORKERS = 8
+_Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,13 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """One wheel, its RECORD and what each subject asks of it."""
+    """One wheel, its RECORD and what each subject asks of it; ``key`` is equal for wheels that give the same answer."""
 
     build: Build
     wheel: Wheel
     record: Record
     series: Mapping[str, RecipeSeries]
+    key: _Key
 
 
 def scan(
@@ -96,9 +98,6 @@ class _Unread:
     failure: str
 
 
-_Key = tuple[object, ...]
-
-
 def _open(
     candidate: Candidate, subjects: Sequence[Subject], settings: IndexSettings, transport: Transport
 ) -> _Read | _Unread:
@@ -109,7 +108,7 @@ def _open(
     except ProvisionError as error:
         return _Unread(build=build, failure=str(error))
     series = {subject.name: subject.series_for(build.version) for subject in subjects}
-    return _Read(build=build, wheel=wheel, record=record, series=series)
+    return _Read(build=build, wheel=wheel, record=record, series=series, key=_key_of(build, record, series))
 
 
 def _group(opened: Iterable[_Read | _Unread]) -> dict[_Key, list[_Read]]:
@@ -117,22 +116,22 @@ def _group(opened: Iterable[_Read | _Unread]) -> dict[_Key, list[_Read]]:
     groups: dict[_Key, list[_Read]] = {}
     for item in opened:
         if isinstance(item, _Read):
-            groups.setdefault(_key_of(item), []).append(item)
+            groups.setdefault(item.key, []).append(item)
     return groups
 
 
-def _key_of(read: _Read) -> _Key:
+def _key_of(build: Build, record: Record, asked: Mapping[str, RecipeSeries]) -> _Key:
     texts: list[tuple[str, tuple[Digest, ...]]] = []
     paths: set[str] = set()
     created: set[str] = set()
-    for name, series in read.series.items():
+    for name, series in asked.items():
         patches = (*series.patches, *series.unwanted)
         texts.append((name, tuple(item.patch.digest for item in patches)))
         paths.update(touched_paths(patches))
         created.update(change.path for item in patches for change in item.patch.changes if isinstance(change, Create))
     # Where a file is missing, the answer says where it went, and that rests on the whole of RECORD.
-    whole = read.build.filename if any(path not in read.record for path in paths - created) else ""
-    return tuple(texts), tuple((path, read.record.digest(path)) for path in sorted(paths)), whole
+    whole = build.filename if any(path not in record for path in paths - created) else ""
+    return tuple(texts), tuple((path, record.digest(path)) for path in sorted(paths)), whole
 
 
 def _judge(subjects: Sequence[Subject], read: _Read) -> tuple[Cell, ...] | ProvisionError:
@@ -141,23 +140,43 @@ def _judge(subjects: Sequence[Subject], read: _Read) -> tuple[Cell, ...] | Provi
         facts = shipped_facts(read.record, sorted(paths), read.wheel)
     except ProvisionError as error:
         return error
-    cells = (cell for subject in subjects for cell in _judge_subject(subject, read, facts))
+    judge = _Judge(facts, read.record)
+    cells = (cell for subject in subjects for cell in _cells(subject, read.series[subject.name], judge))
     return tuple(sorted(cells, key=lambda cell: cell.order))
 
 
-def _judge_subject(subject: Subject, read: _Read, facts: Mapping[str, FileFacts]) -> Iterator[Cell]:
-    series = read.series[subject.name]
-    verdicts: list[PatchVerdict] = list(judge_series(series.patches, facts, read.record).patches)
-    for unwanted in series.unwanted:
-        verdicts += judge_series((unwanted,), facts, read.record).patches
-    texts = {item.patch.id: item.patch for item in (*series.patches, *series.unwanted)}
-    for place, verdict in enumerate(verdicts):
-        patch, policy = texts[verdict.id], series.policies[verdict.id]
-        account = explain_patch(verdict, patch, facts)
+_Answer = tuple[PatchVerdict, Account]
+
+
+class _Judge:
+    """Judges series on the files of one wheel; what several subjects share, once."""
+
+    def __init__(self, facts: Mapping[str, FileFacts], record: Record) -> None:
+        self._facts = facts
+        self._record = record
+        self._known: dict[tuple[int, ...], tuple[_Answer, ...]] = {}
+
+    def answers(self, series: tuple[SeriesPatch, ...]) -> tuple[_Answer, ...]:
+        """Verdict and account of each patch."""
+        key = tuple(map(id, series))
+        if key not in self._known:
+            verdicts = judge_series(series, self._facts, self._record).patches
+            self._known[key] = tuple(
+                (verdict, explain_patch(verdict, item.patch, self._facts))
+                for verdict, item in zip(verdicts, series, strict=True)
+            )
+        return self._known[key]
+
+
+def _cells(subject: Subject, series: RecipeSeries, judge: _Judge) -> Iterator[Cell]:
+    alone = [answer for patch in series.unwanted for answer in judge.answers((patch,))]
+    patches = (*series.patches, *series.unwanted)
+    for place, (verdict, account) in enumerate((*judge.answers(series.patches), *alone)):
+        policy = series.policies[verdict.id]
         yield Cell(
             recipe=subject.name,
             place=place,
-            text=patch.digest,
+            text=patches[place].patch.digest,
             policy=policy,
             verdict=verdict,
             response=response_to(verdict.verdict, policy, subject.responses),
@@ -171,7 +190,7 @@ def _judge_subject(subject: Subject, read: _Read, facts: Mapping[str, FileFacts]
 def _column(
     item: _Read | _Unread, names: tuple[str, ...], judged: Mapping[_Key, tuple[Cell, ...] | ProvisionError]
 ) -> Column:
-    found = item if isinstance(item, _Unread) else judged[_key_of(item)]
+    found = item if isinstance(item, _Unread) else judged[item.key]
     if isinstance(found, tuple):
         return Column(build=item.build, recipes=names, cells=found)
     why = found.failure if isinstance(found, _Unread) else str(found)

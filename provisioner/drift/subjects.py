@@ -1,7 +1,7 @@
 """What is judged: recipes' series from the store, or patches from files and folders."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,21 +11,24 @@ from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
 from provisioner.patching.model import SeriesPatch
 from provisioner.patching.stack import Reading
-from provisioner.patching.store import load_series_patch, open_stored_patch
 from provisioner.provisioning.judging import cut_against
 from provisioner.provisioning.series import RecipeSeries
 from provisioner.provisioning.sources import Wanted, read_sources
-from provisioner.provisioning.store import open_series
+from provisioner.provisioning.store import OpenStore
 from provisioner.recipe import Recipe
 from provisioner.resources import patches_folder
 from provisioner.wheels.lazy import Wheel
 
 
-def recipe_subject(recipe: Recipe, frozen: Mapping[str, Version]) -> Subject:
-    """A recipe's series; a frozen patch keeps, on every build, the text that it has for one version."""
+def recipe_subjects(recipes: Iterable[Recipe], frozen: Mapping[str, Version]) -> tuple[Subject, ...]:
+    """The recipes' series; a frozen patch keeps, on every build, the text that it has for one version."""
+    store = OpenStore(patches_folder())
+    return tuple(_recipe_subject(recipe, store, frozen) for recipe in recipes)
 
+
+def _recipe_subject(recipe: Recipe, store: OpenStore, frozen: Mapping[str, Version]) -> Subject:
     def series_for(version: Version) -> RecipeSeries:
-        return _freeze(open_series(recipe, version), frozen)
+        return _freeze(store.series_of(recipe, version), store, frozen)
 
     return Subject(name=recipe.name, series_for=series_for, responses=recipe.drift)
 
@@ -63,23 +66,22 @@ def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:
     return frozen
 
 
-def _freeze(series: RecipeSeries, frozen: Mapping[str, Version]) -> RecipeSeries:
+def _freeze(series: RecipeSeries, store: OpenStore, frozen: Mapping[str, Version]) -> RecipeSeries:
     if not frozen:
         return series
-
     return replace(
         series,
-        patches=tuple(_frozen_text(patch, frozen) for patch in series.patches),
-        unwanted=tuple(_frozen_text(patch, frozen) for patch in series.unwanted),
+        patches=tuple(_frozen_text(patch, store, frozen) for patch in series.patches),
+        unwanted=tuple(_frozen_text(patch, store, frozen) for patch in series.unwanted),
     )
 
 
-def _frozen_text(patch: SeriesPatch, frozen: Mapping[str, Version]) -> SeriesPatch:
+def _frozen_text(patch: SeriesPatch, store: OpenStore, frozen: Mapping[str, Version]) -> SeriesPatch:
     version = frozen.get(patch.patch.id)
     if version is None:
         return patch
-    stored = open_stored_patch(patches_folder(), patch.patch.id)
+    stored = store.patch(patch.patch.id)
     variant = stored.variant_for(version)
     if variant is None:
         raise UsageError(f"the patch has no text for {version}", where=patch.patch.id)
-    return load_series_patch(stored, variant)
+    return store.text(stored, variant)

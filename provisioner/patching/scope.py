@@ -18,6 +18,7 @@ may start afresh at each.
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -82,6 +83,29 @@ class ScopeMap:
             chain = [header for header in chain if header.indent < indent]
         return ".".join(header.name for header in chain)
 
+    def names(self) -> Iterator[str]:
+        """The qualified name of each def and class line, in their order."""
+        return map(self._name_of, range(len(self._headers)))
+
+    def definition(self, name: str) -> bytes | None:
+        """The last def or class statement of that qualified name, without its body; None where there is none.
+
+        Comments may follow, and a body that begins on the statement's own line.
+        """
+        last = name.rpartition(".")[2]
+        for number in range(len(self._headers) - 1, -1, -1):
+            header = self._headers[number]
+            if header.name == last and self._name_of(number) == name:
+                starts = self._stretch(number).starts
+                end = starts[1] if len(starts) > 1 else self._end_of(number)
+                return self._text[header.at + 1 : end].lstrip(b" \t\f")
+        return None
+
+    def _name_of(self, number: int) -> str:
+        header = self._headers[number]
+        scope = self.scope_at(header.at, header.indent)
+        return f"{scope}.{header.name}" if scope else header.name
+
     def _enclosing(self, number: int, start: int, limit: int) -> list[_Header]:
         """The headers around the statement whose newline is at ``start``, outermost first."""
         chain: list[_Header] = []
@@ -123,9 +147,11 @@ class ScopeMap:
         known = self._stretches.get(number)
         if known is None:
             begin = self._offsets[number] if number >= 0 else 0
-            end = self._offsets[number + 1] if number + 1 < len(self._offsets) else len(self._text)
-            known = self._stretches[number] = _read_stretch(self._text, begin, end)
+            known = self._stretches[number] = _read_stretch(self._text, begin, self._end_of(number))
         return known
+
+    def _end_of(self, number: int) -> int:
+        return self._offsets[number + 1] if number + 1 < len(self._offsets) else len(self._text)
 
 
 def _read_stretch(text: bytes, begin: int, end: int) -> _Stretch:

@@ -52,8 +52,8 @@ class Shipment:
         source = change.source if isinstance(change, Rename) else change.path
         if source in present or self._ships(source) or (isinstance(change, Rename) and self._ships(change.path)):
             return None
-        kin = [path for path in self._paths if _top(path) == _top(source)]
-        if not any(_suffix(path) == _suffix(source) for path in kin):
+        top, suffix = _top(source), _suffix(source)
+        if not any(_top(path) == top and _suffix(path) == suffix for path in self._paths):
             return _not_shipped(source)
         moved_to, sure = self._where_it_went(source, item.cuts.get(change.path, Cut()).digest)
         why = "the build does not ship this file"
@@ -74,26 +74,33 @@ class Shipment:
     @cached_property
     def _paths(self) -> tuple[str, ...]:
         every = self._touched if self._record is None else self._record.entries
-        return tuple(path for path in every if not _top(path).endswith((".dist-info", ".data")))
+        return tuple(path for path in every if _is_own(path))
 
     def _where_it_went(self, path: str, digest: Digest | None) -> tuple[str | None, bool]:
         """Another path with the same bytes, else the only one with the same file name; and whether the bytes say so."""
-        if digest is not None:
-            same = [other for other in self._paths if self._digest(other) == digest]
-            if same:
-                return min(same, key=lambda other: (_name(other) != _name(path), other)), True
+        same = self._paths_of(digest) if digest is not None else []
+        if same:
+            return min(same, key=lambda other: (_name(other) != _name(path), other)), True
         name = _name(path)
-        alike = [other for other in self._paths if _name(other) == name]
+        alike = [other for other in self._paths if other.endswith(name) and _name(other) == name]
         return (alike[0], False) if len(alike) == 1 and name != "__init__.py" else (None, False)
 
-    def _digest(self, path: str) -> Digest | None:
-        return self._touched.get(path) or (self._record.digest(path) if self._record is not None else None)
+    def _paths_of(self, digest: Digest) -> list[str]:
+        if self._record is not None:
+            found = self._record.paths_of(digest)
+        else:
+            found = tuple(path for path, known in self._touched.items() if known == digest)
+        return [path for path in found if _is_own(path)]
 
 
 def _not_shipped(path: str) -> Missing:
     if _top(path) in _COMPILED:
         return Missing(verdict=Verdict.NOT_SHIPPED, why="compiled sources: a change cannot take effect in a wheel")
     return Missing(verdict=Verdict.NOT_SHIPPED, why="no wheel of the distribution ships such a path")
+
+
+def _is_own(path: str) -> bool:
+    return not _top(path).endswith((".dist-info", ".data"))
 
 
 def _top(path: str) -> str:

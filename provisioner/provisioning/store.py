@@ -18,13 +18,43 @@ def open_series(recipe: Recipe, version: Version, folder: Path | None = None) ->
 
     Raises UsageError for an unknown patch; InvalidPatchError for a store that is not what it must be.
     """
-    wanted: list[SeriesPatch] = []
-    unwanted: list[SeriesPatch] = []
-    for use in recipe.patches:
-        patch = _load(use.id, version, folder or patches_folder())
-        (unwanted if use.policy is PatchPolicy.NOT_NEEDED else wanted).append(patch)
-    policies = {use.id: use.policy for use in recipe.patches}
-    return RecipeSeries(patches=tuple(wanted), policies=policies, unwanted=tuple(unwanted))
+    return OpenStore(folder or patches_folder()).series_of(recipe, version)
+
+
+class OpenStore:
+    """A store of which every patch and every text is read once, for who asks for many versions.
+
+    Equal questions get the same objects.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._patches: dict[str, StoredPatch] = {}
+        self._texts: dict[tuple[str, int], SeriesPatch] = {}
+
+    def series_of(self, recipe: Recipe, version: Version) -> RecipeSeries:
+        """As :func:`open_series`."""
+        wanted: list[SeriesPatch] = []
+        unwanted: list[SeriesPatch] = []
+        for use in recipe.patches:
+            stored = self.patch(use.id)
+            patch = self.text(stored, nearest_variant(stored, version))
+            (unwanted if use.policy is PatchPolicy.NOT_NEEDED else wanted).append(patch)
+        policies = {use.id: use.policy for use in recipe.patches}
+        return RecipeSeries(patches=tuple(wanted), policies=policies, unwanted=tuple(unwanted))
+
+    def patch(self, patch_id: str) -> StoredPatch:
+        """As :func:`open_stored_patch`."""
+        if patch_id not in self._patches:
+            self._patches[patch_id] = open_stored_patch(self._folder, patch_id)
+        return self._patches[patch_id]
+
+    def text(self, patch: StoredPatch, variant: PatchVariant) -> SeriesPatch:
+        """As :func:`load_series_patch`."""
+        key = (patch.id, patch.variants.index(variant))
+        if key not in self._texts:
+            self._texts[key] = load_series_patch(patch, variant)
+        return self._texts[key]
 
 
 def touched_by(recipe: Recipe, version: Version) -> Iterable[str]:
@@ -42,8 +72,3 @@ def nearest_variant(patch: StoredPatch, version: Version) -> PatchVariant:
 
 def _distance(one: Version, other: Version) -> tuple[int, ...]:
     return tuple(abs(a - b) for a, b in zip((*one.release, 0, 0), (*other.release, 0, 0), strict=False))
-
-
-def _load(patch_id: str, version: Version, folder: Path) -> SeriesPatch:
-    stored = open_stored_patch(folder, patch_id)
-    return load_series_patch(stored, nearest_variant(stored, version))

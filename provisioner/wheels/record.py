@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from provisioner.digests import Digest, digest_from_record
+from provisioner.digests import Digest, digest_from_record, digest_to_record
 from provisioner.errors import InvalidInputError
 
 _HASH = re.compile(r"(sha256=[A-Za-z0-9_-]{43})?")
+_PLAIN_ROW = re.compile(r'^(?:"([^"\r\n]*)"|([^,"\r\n]+)),((?:sha256=[A-Za-z0-9_-]{43})?),([0-9]*)\n', re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,12 @@ class Record:
         entry = self.entries.get(path)
         return entry.digest if entry else None
 
+    def paths_of(self, digest: Digest) -> tuple[str, ...]:
+        """The paths of all files with these bytes."""
+        if isinstance(self.entries, _Entries):
+            return self.entries.paths_of(digest)
+        return tuple(entry.path for entry in self if entry.digest == digest)
+
 
 def parse_record(text: str, *, where: str = "RECORD") -> Record:
     """Parse the CSV text of a RECORD.
@@ -48,6 +55,21 @@ def parse_record(text: str, *, where: str = "RECORD") -> Record:
     Raises InvalidInputError, with the row number, for a row without three fields, an unreadable hash or size, or a path
     that stands twice with different digests.
     """
+    return Record(entries=_Entries(_read_plain_rows(text) or _read_rows(text, where)))
+
+
+def _read_plain_rows(text: str) -> dict[str, tuple[str, str]]:
+    """Hash and size by path where every row is of the form that builders write; else nothing.
+
+    Four times as fast as going through the rows one by one, and vLLM has five thousand.
+    """
+    rows = _PLAIN_ROW.findall(text)
+    fields = {quoted or plain: (hash_field, size_field) for quoted, plain, hash_field, size_field in rows}
+    is_whole = len(fields) == len(rows) == text.count("\n") and text.endswith("\n")
+    return fields if is_whole else {}
+
+
+def _read_rows(text: str, where: str) -> dict[str, tuple[str, str]]:
     fields: dict[str, tuple[str, str]] = {}
     for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
         if not row:
@@ -62,7 +84,7 @@ def parse_record(text: str, *, where: str = "RECORD") -> Record:
             _refuse_row(hash_field, size_field, where=f"{where}, row {number}")
         if fields.setdefault(path, (hash_field, size_field)) != (hash_field, size_field):
             raise InvalidInputError(f"{path} stands twice with different contents", where=f"{where}, row {number}")
-    return Record(entries=_Entries(fields))
+    return fields
 
 
 class _Entries(Mapping[str, RecordEntry]):
@@ -78,6 +100,10 @@ class _Entries(Mapping[str, RecordEntry]):
             digest=digest_from_record(hash_field) if hash_field else None,
             size=int(size_field) if size_field else None,
         )
+
+    def paths_of(self, digest: Digest) -> tuple[str, ...]:
+        wanted = digest_to_record(digest)
+        return tuple(path for path, (hash_field, _) in self._fields.items() if hash_field == wanted)
 
     def __contains__(self, path: object) -> bool:
         return path in self._fields

@@ -1,7 +1,15 @@
+import argparse
+import ast
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
 from packaging.version import Version
 
 from provisioner.digests import digest_of
-from provisioner.drift.explain import explain_patch, find_held_signature, find_nearest, tell_changes
+from provisioner.drift.explain import explain_patch, find_nearest, find_signature, tell_changes
 from provisioner.drift.model import Cell, Column
 from provisioner.drift.scan import build_of
 from provisioner.patching.diff import parse_patch
@@ -130,5 +138,25 @@ async def alone(first, /, *rest): return "def alone(no):"
         "alone": "first, /, *rest",
         "One.absent": None,
     }
-    assert {scope: find_held_signature(source, scope) for scope in wanted} == wanted
-    assert find_held_signature("def broken(:\n", "broken") is None
+    assert {scope: find_signature(source, scope) for scope in wanted} == wanted
+    assert find_signature("def broken(:\n", "broken") is None
+
+
+@pytest.mark.parametrize("module", [argparse, typing])
+def test_signatures_are_those_of_the_parser(module: ModuleType) -> None:
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    wanted = dict(signatures_by_parser(ast.parse(source), ""))
+    assert len(wanted) > 50
+    assert {scope: find_signature(source, scope) for scope in wanted} == wanted
+
+
+def signatures_by_parser(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        inner = prefix
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{prefix}{child.name}", ast.unparse(child.args)
+            inner = f"{prefix}{child.name}."
+        elif isinstance(child, ast.ClassDef):
+            yield f"{prefix}{child.name}", ", ".join(map(ast.unparse, child.bases))
+            inner = f"{prefix}{child.name}."
+        yield from signatures_by_parser(child, inner)

@@ -157,3 +157,13 @@ def test_a_listed_commit_without_a_build_is_told(index: IndexServer, settings, t
     assert [item.commit for item in builds.found] == [commit]
     (line,) = builds.missing
     assert line.startswith("b" * 40)
+
+
+def test_two_recipes_with_one_series_get_the_same_answers(settings):
+    one = subject()
+    both = run(settings, one, Subject(name="twin", series_for=one.series_for, responses={}))
+    alone = run(settings, one)
+    for column, single in zip(both.columns, alone.columns, strict=True):
+        first, second = column.cells
+        assert first == single.cells[0]
+        assert (second.recipe, second.verdict, second.account) == ("twin", first.verdict, first.account)

@@ -213,3 +213,32 @@ def test_columns_count_tabs_and_form_feeds_as_python_does() -> None:
     columns = [column_of(line) for line in (b"x", b"  x", b"\tx", b" \tx", b"\t x", b"  \x0c x")]
     assert columns == [0, 2, 8, 8, 9, 1]
     assert all(a <= b for a, b in pairwise(columns[:5]))
+
+
+OVERLOADED = b'''\
+class C(Base, metaclass=Meta):
+    def f(self): return 1
+    async def f(
+        self, a="):", *, b=1,
+    ) -> int:  # two lines
+        """Doc."""
+if True:
+    def g(x): pass
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("C", b"class C(Base, metaclass=Meta):"),
+        ("C.f", b'async def f(\n        self, a="):", *, b=1,\n    ) -> int:  # two lines'),
+        ("g", b"def g(x): pass\n"),
+        ("f", None),
+        ("C.g", None),
+    ],
+)
+def test_the_last_definition_of_a_name(name: str, text: bytes | None) -> None:
+    scopes = map_scopes(OVERLOADED)
+    assert scopes is not None
+    assert list(scopes.names()) == ["C", "C.f", "C.f", "g"]
+    assert scopes.definition(name) == text

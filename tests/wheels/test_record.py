@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from provisioner.digests import digest_of, digest_to_record
 from provisioner.errors import InvalidInputError
-from provisioner.wheels.record import RecordEntry, parse_record
+from provisioner.wheels.record import Record, RecordEntry, parse_record
 
 HASH = digest_to_record(digest_of(b"x"))
 ROW = f"vllm/a.py,{digest_to_record(digest_of(b'a'))},1\n"
@@ -79,3 +79,11 @@ def test_what_cannot_be_read(text: str, what: str, where: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         parse_record(text)
     assert (caught.value.what, caught.value.where) == (what, where)
+
+
+def test_files_are_found_by_their_bytes() -> None:
+    other = digest_to_record(digest_of(b"y"))
+    record = parse_record(f'vllm/a.py,{HASH},1\n"vllm/a,b.py",{HASH},1\nvllm/c.py,{other},1\nvllm/d.py,,\n')
+    assert record.paths_of(digest_of(b"x")) == ("vllm/a.py", "vllm/a,b.py")
+    assert record.paths_of(digest_of(b"z")) == ()
+    assert Record(entries=dict(record.entries)).paths_of(digest_of(b"y")) == ("vllm/c.py",)
