@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 def status(
     recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
     venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    rehash: Annotated[
+        bool, typer.Option("--rehash", help="Read every file again, the binaries too, whatever was found before.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> int:
     """Say what an environment is and whether its files are still what the receipt says; exit 1 if not.
@@ -19,9 +22,11 @@ def status(
     Example: [bold]provision status hynix-stable --json[/bold]
     """
     from provisioner.cli import render
+    from provisioner.provisioning.checks import check_files, check_sources
     from provisioner.provisioning.status import read_status
 
-    found = [read_status(*target) for target in _targets(recipe, venv)]
+    check = check_files if rehash else check_sources
+    found = [read_status(*target, check) for target in _targets(recipe, venv)]
     if as_json:
         payload = [_describe(item) for item in found]
         render.print_json("status", payload[0] if recipe or venv else {"environments": payload})

@@ -1,5 +1,7 @@
 """A lock is a pair of files: hashed requirements without any host, and what the build is. Pure: text in, text out."""
 
+import functools
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -16,10 +18,18 @@ from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidLockError
 from provisioner.tables import Table
 
+if TYPE_CHECKING:
+    from packaging.markers import Marker
+    from packaging.requirements import Requirement
+
 SCHEMA = 1
 PYTHONS = ("3.11", "3.12", "3.13")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# What uv writes for a package of an index. Anything else is read by packaging's parser, which takes 20 times as long.
+_PLAIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s=;,*]+)(?: ; (.+))?")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_Value = str | int | datetime | None
 
 
 class LockScope(StrEnum):
@@ -34,14 +44,21 @@ class Pin:
     """One requirement of the lock: exactly one version (or one URL) and the digests that its files may have."""
 
     name: str
-    requirement: Requirement
+    text: str
     version: Version | None
+    marker: "Marker | None"
     hashes: tuple[Digest, ...] = field(repr=False)
+
+    @property
+    def requirement(self) -> "Requirement":
+        """The whole requirement as packaging reads it."""
+        from packaging.requirements import Requirement
+
+        return Requirement(self.text)
 
     def wanted(self, environment: Mapping[str, str]) -> bool:
         """Whether an environment with these marker values installs it."""
-        marker = self.requirement.marker
-        return marker is None or marker.evaluate(dict(environment))
+        return self.marker is None or self.marker.evaluate(dict(environment))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +149,18 @@ def parse_lock(facts: str, requirements: str, *, where: str) -> Lock:
 
 def print_facts(lock: Lock) -> str:
     """The TOML text of what the build is; deterministic, and read back by :func:`parse_lock`."""
-    import tomlkit
-
+    # Printed by hand, since every run needs the digest of this text: tomlkit alone takes longer to load than to do it.
     build = lock.build
-    document = tomlkit.document()
-    document.add("schema", tomlkit.item(SCHEMA))
-    document.add("recipe", tomlkit.item(lock.recipe))
-    document.add("python", tomlkit.item(lock.python))
-    document.add("uv", tomlkit.item(lock.uv))
-    if lock.exclude_newer is not None:
-        document.add("exclude-newer", tomlkit.item(lock.exclude_newer))
-    if not lock.complete:
-        document.add("complete", tomlkit.item(False))
-    document.add("requirements-sha256", tomlkit.item(digest_of(lock.requirements.encode())))
-    section = {
+    head: dict[str, _Value] = {
+        "schema": SCHEMA,
+        "recipe": lock.recipe,
+        "python": lock.python,
+        "uv": lock.uv,
+        "exclude-newer": lock.exclude_newer,
+        "complete": None if lock.complete else False,
+        "requirements-sha256": digest_of(lock.requirements.encode()),
+    }
+    section: dict[str, _Value] = {
         "distribution": build.distribution,
         "version": str(build.version),
         "filename": build.filename,
@@ -158,9 +173,8 @@ def print_facts(lock: Lock) -> str:
         "torch": None if build.torch is None else str(build.torch),
         "torch-cuda": build.torch_cuda,
     }
-    document.add("build", _toml_table({key: value for key, value in section.items() if value is not None}))
-    document.add("files", _toml_table(dict(sorted(lock.files.items()))))
-    return tomlkit.dumps(document)
+    files: dict[str, _Value] = dict(sorted(lock.files.items()))
+    return f"{_print_table(head)}\n[build]\n{_print_table(section)}\n[files]\n{_print_table(files)}"
 
 
 def parse_requirements(text: str, *, where: str) -> tuple[Pin, ...]:
@@ -174,6 +188,8 @@ def parse_requirements(text: str, *, where: str) -> tuple[Pin, ...]:
 
 def keep_platform(text: str, *, environments: Sequence[Mapping[str, str]]) -> str:
     """The requirements that at least one of the marker ``environments`` installs, unchanged and in order."""
+    from packaging.requirements import Requirement
+
     kept = []
     for _, line in _logical_lines(text, keep_breaks=True):
         requirement = Requirement(line.partition("--hash")[0].replace("\\\n", " ").strip())
@@ -239,13 +255,30 @@ def _take_digest(table: Table, key: str) -> Digest:
     return text
 
 
-def _toml_table(values: Mapping[str, object]) -> object:
-    import tomlkit
+def _print_table(values: Mapping[str, _Value]) -> str:
+    """Lines of TOML; a key without a value is left out."""
+    return "".join(f"{_print_key(key)} = {_print_value(it)}\n" for key, it in values.items() if it is not None)
 
-    table = tomlkit.table()
-    for key, value in values.items():
-        table.add(tomlkit.key(key), tomlkit.item(value))
-    return table
+
+def _print_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _print_string(key)
+
+
+def _print_value(value: str | int | datetime) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case datetime():
+            return value.isoformat().replace("+00:00", "Z")
+        case str():
+            return _print_string(value)
+
+
+def _print_string(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _logical_lines(text: str, *, keep_breaks: bool = False) -> Iterable[tuple[int, str]]:
@@ -270,23 +303,56 @@ def _parse_pin(line: str, *, where: str) -> Pin:
         raise InvalidLockError("options have no place in a lock", where=where, found=line.split()[0])
     hashes = tuple(_HASH.findall(line))
     text = line.partition("--hash")[0].strip()
-    try:
-        requirement = Requirement(text)
-    except InvalidRequirement as error:
-        raise InvalidLockError(f"not a requirement: {error}", where=where, found=text) from error
+    pin = _parse_plain(text, hashes) or _parse_any(text, hashes, where=where)
     if not hashes:
         raise InvalidLockError("a requirement without a hash", where=where, found=text)
-    pin = Pin(
-        name=canonicalize_name(requirement.name),
-        requirement=requirement,
-        version=_exact_version(requirement, where=where),
-        hashes=hashes,
-    )
     _refuse_unlockable(pin, where=where)
     return pin
 
 
-def _exact_version(requirement: Requirement, *, where: str) -> Version | None:
+def _parse_plain(text: str, hashes: tuple[Digest, ...]) -> Pin | None:
+    """A requirement of the usual form; None where it is of another one or says something that cannot be."""
+    plain = _PLAIN.fullmatch(text)
+    if plain is None:
+        return None
+    name, version, marker = plain.groups()
+    try:
+        return Pin(
+            name=canonicalize_name(name),
+            text=text,
+            version=Version(version),
+            marker=_parse_marker(marker) if marker is not None else None,
+            hashes=hashes,
+        )
+    except ValueError:  # of which packaging's errors are kinds
+        return None
+
+
+@functools.lru_cache
+def _parse_marker(text: str) -> "Marker":
+    # Most pins share one of a few markers.
+    from packaging.markers import Marker
+
+    return Marker(text)
+
+
+def _parse_any(text: str, hashes: tuple[Digest, ...], *, where: str) -> Pin:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise InvalidLockError(f"not a requirement: {error}", where=where, found=text) from error
+    return Pin(
+        name=canonicalize_name(requirement.name),
+        text=text,
+        version=_exact_version(requirement, where=where),
+        marker=requirement.marker,
+        hashes=hashes,
+    )
+
+
+def _exact_version(requirement: "Requirement", *, where: str) -> Version | None:
     if requirement.url is not None:
         return None
     specifiers = list(requirement.specifier)
@@ -296,7 +362,7 @@ def _exact_version(requirement: Requirement, *, where: str) -> Version | None:
 
 
 def _refuse_unlockable(pin: Pin, *, where: str) -> None:
-    url = pin.requirement.url
+    url = pin.requirement.url if pin.version is None else None
     if url is not None and not url.startswith("https://"):
         raise InvalidLockError("a lock takes packages from an index or an https URL only", where=where, found=url)
     if pin.name == "torch" and pin.version is not None and pin.version.local == "cpu":

@@ -3,16 +3,20 @@
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import stat
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from packaging.version import InvalidVersion, Version
 
+from provisioner.digests import Digest
 from provisioner.environment.site import Site
-from provisioner.wheels.record import RecordEntry
+from provisioner.provisioning.verified import Identity, identify, keep_verified, read_clock, read_verified
+from provisioner.wheels.record import Record
 
+_PIECE = 1 << 20
 _VERSION = re.compile(r"^__version__(?:\s*=\s*version)?\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 _COMMIT = re.compile(r"^__commit_id__(?:\s*=\s*commit_id)?\s*=\s*['\"]g?([0-9a-f]{7,40})['\"]", re.MULTILINE)
 _CUDA = re.compile(r"^cuda\s*(?::[^=]*)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -83,42 +87,113 @@ class RecordFinding:
     found: str | None
 
 
+class SourceCheck(Protocol):
+    """A way of comparing installed files with RECORD."""
+
+    def __call__(self, site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
+        """The files that are not as RECORD says, but for ``skip``."""
+
+
+def check_files(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
+    """Read every installed file and compare it with RECORD, but for ``skip``."""
+    return check_record(site, skip=skip, python_only=False)
+
+
 def check_record(site: Site, *, skip: Collection[str] = (), python_only: bool) -> tuple[RecordFinding, ...]:
-    """Compare installed files with RECORD, but for ``skip``; all of them or the Python sources (0.6 s or 0.08 s).
+    """Compare installed files with RECORD, but for ``skip``; all of them or the Python sources (0.6 s or 0.15 s).
 
     Rows that point outside site-packages (scripts) and rows without a hash are left out.
     """
-    rows = [
-        entry
-        for entry in site.record
-        if entry.digest is not None
-        and entry.path not in skip
-        and not entry.path.startswith(("..", "/"))
-        and (entry.path.endswith(".py") or not python_only)
-    ]
+    return _compare(site, [path for path in _inside(site.record, skip) if path.endswith(".py") or not python_only])
+
+
+def check_install(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
+    """The same, and keep with the environment what the sources look like that are right, for :func:`check_sources`."""
+    sources = _sources(site, skip)
+    now, began = identify(site.site_packages, sources), read_clock(site)
+    findings = check_files(site, skip=skip)
+    _keep(site, now, findings, began)
+    return findings
+
+
+def check_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
+    """Compare the Python sources with RECORD, but for ``skip``; those that were right before and have not changed since
+    are not read. What is right now is kept for the next time."""
+    now, unknown = _find_unknown(site, skip)
+    began = read_clock(site) if unknown else None
+    findings = _compare(site, unknown)
+    _keep(site, now, findings, began)
+    return findings
+
+
+def peek_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
+    """The same with nothing written."""
+    return _compare(site, _find_unknown(site, skip)[1])
+
+
+def _find_unknown(site: Site, skip: Collection[str]) -> tuple[dict[str, Identity], list[str]]:
+    """What the sources look like now, and those of them that must be read to tell whether they are right."""
+    sources = _sources(site, skip)
+    known, now = read_verified(site), identify(site.site_packages, sources)
+    return now, [path for path in sources if path not in now or known.get(path) != now[path]]
+
+
+def _keep(site: Site, now: Mapping[str, Identity], findings: Iterable[RecordFinding], began: int | None) -> None:
+    wrong = {finding.path for finding in findings}
+    if began is not None:
+        keep_verified(site, {path: identity for path, identity in now.items() if path not in wrong}, began=began)
+
+
+def _sources(site: Site, skip: Collection[str]) -> list[str]:
+    return [path for path in _inside(site.record, skip) if path.endswith(".py")]
+
+
+def _inside(record: Record, skip: Collection[str]) -> Iterable[str]:
+    return (path for path in record.entries if path not in skip and not path.startswith(("..", "/")))
+
+
+def _compare(site: Site, paths: Iterable[str]) -> tuple[RecordFinding, ...]:
+    rows = [(path, digest) for path in paths if (digest := site.record.digest(path)) is not None]
+    if not rows:
+        return ()
+    from concurrent.futures import ThreadPoolExecutor  # most runs find nothing to read
+
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         found = pool.map(lambda chunk: _check_rows(site.site_packages, chunk), _chunks(rows, 200))
         return tuple(finding for findings in found for finding in findings)
 
 
-def _check_rows(folder: Path, rows: Iterable[RecordEntry]) -> list[RecordFinding]:
-    findings = []
-    for row in rows:
-        found = _digest_file(folder / row.path)
-        if row.digest is not None and found != row.digest:
-            findings.append(RecordFinding(path=row.path, expected=row.digest, found=found))
-    return findings
+def _check_rows(folder: Path, rows: Iterable[tuple[str, Digest]]) -> list[RecordFinding]:
+    found = ((path, digest, _digest_file(f"{folder}/{path}")) for path, digest in rows)
+    return [
+        RecordFinding(path=path, expected=digest, found=actual) for path, digest, actual in found if actual != digest
+    ]
 
 
-def _digest_file(path: Path) -> str | None:
+def _digest_file(path: str) -> Digest | None:
     try:
-        with path.open("rb", buffering=0) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    try:
+        return _digest_open(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _chunks(rows: list[RecordEntry], size: int) -> Iterable[list[RecordEntry]]:
+def _digest_open(descriptor: int) -> Digest | None:
+    """The digest of an open file; None where it is none that can be read, such as a folder or a pipe."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    digest = hashlib.sha256()
+    # Most files are read whole, at once; the last read tells that the end was reached.
+    while piece := os.read(descriptor, min(found.st_size + 1, _PIECE)):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _chunks(rows: list[tuple[str, Digest]], size: int) -> Iterable[list[tuple[str, Digest]]]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 

@@ -27,8 +27,10 @@ from provisioner.patching.transaction import execute, is_interrupted, recover
 from provisioner.progress import Reporter
 from provisioner.provisioning.checks import (
     RecordFinding,
-    check_record,
+    SourceCheck,
+    check_install,
     commits_agree,
+    peek_sources,
     read_build,
     read_torch,
     versions_agree,
@@ -180,7 +182,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     if differing:
         actions.append(InstallPackages(count=len(differing), reasons=differing))
     else:
-        _insist_on_record(request, site, fresh=False)
+        _insist_on_record(request, site, peek_sources)
     if steps:
         actions.append(ChangeFiles(steps=steps))
     if not is_receipt_current(read_receipt(site.state_dir), _make_receipt(request, site, verdict)):
@@ -291,16 +293,15 @@ def _count_packages(request: Request, python: str) -> int:
 
 def _prove_record(request: Request, site: Site, *, fresh: bool, reporter: Reporter) -> list[Action]:
     reporter.stage("check the installed files against RECORD")
-    _insist_on_record(request, site, fresh=fresh)
+    _insist_on_record(request, site, check_install if fresh else peek_sources)
     return [CheckRecord(files=len(site.record))] if fresh else []
 
 
-def _insist_on_record(request: Request, site: Site, *, fresh: bool) -> None:
+def _insist_on_record(request: Request, site: Site, check: SourceCheck) -> None:
     """Every file after an install, the sources alone on a later run; the series' own files are judged by the series."""
-    skipped = {*touched_paths(request.series.patches), *_leftover_paths(request, site)}
-    findings = check_record(site, skip=skipped, python_only=not fresh)
+    findings = check(site, skip={*touched_paths(request.series.patches), *_leftover_paths(request, site)})
     if findings:
-        raise _record_error(site, findings, fresh=fresh)
+        raise _record_error(site, findings, fresh=check is check_install)
 
 
 def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: bool) -> ProvisionError:

@@ -13,7 +13,14 @@ from provisioner.patching.hold import read_holder
 from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, Verdict
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.patching.transaction import is_interrupted
-from provisioner.provisioning.checks import check_record, commits_agree, read_build, read_torch
+from provisioner.provisioning.checks import (
+    RecordFinding,
+    SourceCheck,
+    check_sources,
+    commits_agree,
+    read_build,
+    read_torch,
+)
 from provisioner.provisioning.forks import find_series
 from provisioner.provisioning.inspect import Absent, Adoptable, Installed, Unfinished, inspect_environment
 from provisioner.provisioning.judging import applied_sources
@@ -23,6 +30,7 @@ from provisioner.receipt import Receipt
 from provisioner.recipe import PatchPolicy, Recipe
 from provisioner.wheels.record import Record
 
+_SETTLED = frozenset({Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES})
 ADDED = "added"
 """Stands for the policy of a patch that was applied to the environment beside the recipe's."""
 
@@ -74,8 +82,8 @@ class Status:
         return self.state == "installed" and not self.problems
 
 
-def read_status(recipe: Recipe, venv: Path) -> Status:
-    """Read the status of the recipe's environment: the series' files, and every other source against RECORD.
+def read_status(recipe: Recipe, venv: Path, check: SourceCheck = check_sources) -> Status:
+    """Read the status of the recipe's environment: the series' files, and the others against RECORD by ``check``.
 
     Raises EnvironmentConflictError as inspection does.
     """
@@ -86,7 +94,7 @@ def read_status(recipe: Recipe, venv: Path) -> Status:
         case Unfinished():
             return _missing(recipe, venv, "unfinished", _say_unfinished(venv))
         case Installed(site=site) | Adoptable(site=site):
-            return _installed(recipe, venv, site)
+            return _installed(recipe, venv, site, check)
 
 
 def _missing(recipe: Recipe, venv: Path, state: str, problem: str) -> Status:
@@ -109,7 +117,7 @@ def _up_command(recipe: Recipe, venv: Path, *options: str) -> str:
     return shlex.join(["provision", "up", recipe.name, "--venv", str(venv), *options])
 
 
-def _installed(recipe: Recipe, venv: Path, site: Site) -> Status:
+def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> Status:
     receipt, build, torch = read_receipt(site.state_dir), read_build(site), read_torch(site.site_packages)
     patches = _judge(recipe, venv, site)
     found_torch = (torch.version, torch.cuda) if torch else (None, None)
@@ -117,7 +125,7 @@ def _installed(recipe: Recipe, venv: Path, site: Site) -> Status:
         *_receipt_problems(receipt, build.commit, site),
         *_torch_problems(receipt, found_torch),
         *_patch_problems(patches),
-        *_record_problems(site, patches, receipt),
+        *_record_problems(check(site, skip=_patched(patches, receipt))),
     )
     return Status(
         recipe=recipe.name,
@@ -150,10 +158,19 @@ def _torch_problems(receipt: Receipt | None, found: tuple[str | None, str | None
     return (f"torch is {found[0]} (CUDA {found[1]}), the receipt's is {receipt.torch} (CUDA {receipt.torch_cuda})",)
 
 
-def _record_problems(site: Site, patches: tuple[PatchStatus, ...], receipt: Receipt | None) -> tuple[str, ...]:
-    patched = {file.path for patch in patches for file in patch.files}
-    patched |= set(receipt.final_digests()) if receipt else set()
-    wrong = check_record(site, skip=patched, python_only=True)
+def _patched(patches: tuple[PatchStatus, ...], receipt: Receipt | None) -> set[str]:
+    """The files that the series answers for; those of a patch that is not needed or left out must be as shipped."""
+    judged = {file.path for patch in patches if _answers(patch) for file in patch.files}
+    return judged | set(receipt.final_digests() if receipt else ())
+
+
+def _answers(patch: PatchStatus) -> bool:
+    return patch.policy in {PatchPolicy.REQUIRED, ADDED} or (
+        patch.policy == PatchPolicy.OPTIONAL and patch.verdict in _SETTLED
+    )
+
+
+def _record_problems(wrong: tuple[RecordFinding, ...]) -> tuple[str, ...]:
     shown = [f"{item.path} is {'missing' if item.found is None else 'not as shipped'}" for item in wrong[:5]]
     return (*shown, *([f"and {count_text(len(wrong) - 5, 'more file')}"] if len(wrong) > 5 else []))
 
@@ -186,11 +203,10 @@ def _receipt_problems(receipt: Receipt | None, commit: str | None, site: Site) -
 
 
 def _patch_problems(patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
-    settled = {Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES}
     unsettled = [
         f"{patch.id} is {patch.policy} and its verdict is {patch.verdict}"
         for patch in patches
-        if patch.policy == PatchPolicy.REQUIRED and patch.verdict not in settled
+        if patch.policy == PatchPolicy.REQUIRED and patch.verdict not in _SETTLED
     ]
     return (*unsettled, *(f"{patch.id} is applied and not the recipe's" for patch in patches if patch.policy == ADDED))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from provisioner.digests import Digest, digest_from_record, digest_to_record
+from provisioner.digests import Digest, digest_from_record, digest_of, digest_to_record
 from provisioner.errors import InvalidInputError
 
 _HASH = re.compile(r"(sha256=[A-Za-z0-9_-]{43})?")
@@ -24,9 +24,15 @@ class RecordEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All rows of one RECORD, by path."""
+    """All rows of one RECORD, by path; ``text`` is what they were parsed from, where they were."""
 
     entries: Mapping[str, RecordEntry] = field(repr=False)
+    text: str = field(default="", repr=False, compare=False)
+
+    @property
+    def text_digest(self) -> Digest:
+        """The digest of the text: under the same one, every file has the same digest."""
+        return digest_of(self.text.encode())
 
     def __contains__(self, path: str) -> bool:
         return path in self.entries
@@ -55,7 +61,7 @@ def parse_record(text: str, *, where: str = "RECORD") -> Record:
     Raises InvalidInputError, with the row number, for a row without three fields, an unreadable hash or size, or a path
     that stands twice with different digests.
     """
-    return Record(entries=_Entries(_read_plain_rows(text) or _read_rows(text, where)))
+    return Record(entries=_Entries(_read_plain_rows(text) or _read_rows(text, where)), text=text)
 
 
 def _read_plain_rows(text: str) -> dict[str, tuple[str, str]]:

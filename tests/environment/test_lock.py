@@ -1,7 +1,11 @@
+import tomllib
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from provisioner.environment.lock import (
@@ -15,6 +19,7 @@ from provisioner.environment.lock import (
     select_pin,
 )
 from provisioner.errors import InvalidLockError
+from provisioner.resources import lockfiles_folder
 
 A, B = "a" * 64, "b" * 64
 REQUIREMENTS = f"""\
@@ -119,3 +124,42 @@ def test_selecting_one_pin_keeps_its_hashes():
     assert select_pin(make_lock(), "VLLM") == f"vllm==0.27.1 \\\n    --hash=sha256:{A} \\\n    --hash=sha256:{B}\n"
     with pytest.raises(InvalidLockError):
         select_pin(make_lock(), "torch")
+
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(TEXT, TEXT, max_size=4), TEXT)
+def test_what_is_printed_is_toml(files: dict[str, str], name: str) -> None:
+    lock = replace(make_lock(), files=files, recipe=name, complete=False)
+    found = tomllib.loads(print_facts(lock))
+    assert (found["files"], found["recipe"], found["complete"]) == (files, name, False)
+
+
+@pytest.mark.parametrize("path", sorted(lockfiles_folder().glob("*.toml")), ids=lambda path: path.stem)
+def test_locks_that_travel_are_printed_as_they_are(path) -> None:
+    requirements = path.with_suffix(".txt").read_text()
+    lock = parse_lock(path.read_text(), requirements, where=path.name)
+    assert print_facts(lock) == path.read_text()
+    for pin in lock.pins:
+        requirement = Requirement(pin.text)
+        assert requirement == pin.requirement
+        assert requirement.marker == pin.marker
+        assert str(requirement.specifier) == f"=={pin.version}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a[b]==1", "a ==1", "a==1;python_version<'3'", "a @ https://example.invalid/a-1-py3-none-any.whl", "a==1.0+x"],
+)
+def test_pins_of_unusual_form_are_read(text) -> None:
+    (pin,) = parse_requirements(f"{text} --hash=sha256:{A}", where="r.txt")
+    assert pin.requirement == Requirement(text)
+    assert (pin.version is None) == ("https" in text)
+
+
+@pytest.mark.parametrize("text", ["a==1 ; nonsense", "a==one", "-a==1", "a==1 ;"])
+def test_pins_of_no_form_are_refused(text) -> None:
+    with pytest.raises(InvalidLockError):
+        parse_requirements(f"{text} --hash=sha256:{A}", where="r.txt")

@@ -29,8 +29,8 @@ from provisioner.provisioning.preflight import check_disk
 from provisioner.provisioning.revert import revert
 from provisioner.provisioning.state import read_owner, read_receipt, state_of
 from provisioner.provisioning.status import read_status
-from provisioner.recipe import PatchPolicy
-from tests.provisioning.shop import BOUNDS, FILES, NEW_FILE, OPS, TORCH, Shop, series_of
+from provisioner.recipe import PatchPolicy, parse_recipe
+from tests.provisioning.shop import BOUNDS, FILES, NEW_FILE, OPS, RECIPE, TORCH, Shop, series_of
 
 PATCHED = OPS.replace(b"    return x * 2\n", b"    if x < 0:\n        return 0\n    return x * 2\n")
 SERIES = series_of(BOUNDS, NEW_FILE)
@@ -292,6 +292,26 @@ def test_status_and_check_see_an_edit_outside_every_patch(shop: Shop) -> None:
     with pytest.raises(ForeignBytesError) as caught:
         plan_environment(request, shop.uv)
     assert caught.value.hints[0].startswith("rm -r ")
+
+
+NOT_NEEDED = """
+[[patch]]
+id = "pr50021-gdn-spec-bounds"
+policy = "not-needed"
+why = "no use is made of it"
+"""
+
+
+def test_status_sees_an_edit_in_a_file_of_a_patch_that_is_not_needed(shop: Shop) -> None:
+    path = "vllm/v1/worker/mamba_utils.py"
+    shop.stock(files={**FILES, path: b"A = 1\n"})
+    recipe = parse_recipe(RECIPE + NOT_NEEDED, name="small", where="small.toml")
+    request = replace(shop.request(series_of()), recipe=recipe)
+    provision(request, shop.uv, Silence())
+    assert read_status(recipe, request.venv).proven
+    (shop.site_packages / path).unlink()
+    (shop.site_packages / path).write_bytes(b"A = 2\n")
+    assert read_status(recipe, request.venv).problems == (f"{path} is not as shipped",)
 
 
 def test_status_sees_that_torch_went_away_and_a_run_says_what_to_do(shop: Shop) -> None:

@@ -1,0 +1,89 @@
+"""Which sources were found to be as RECORD says, so that a later look need not read those that did not change since.
+
+A file is known again by size, mtime, ctime and inode. The ctime makes this a proof: whatever changes a file's bytes, or
+gives it other times, also sets its ctime to the kernel's clock, and no program can set it back. One gap stays, which
+git's index has too: a file that is read, and written again within the same tick of the clock, keeps its ctime. So what
+had changed just before it was read is not kept.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from provisioner.environment.site import Site
+from provisioner.files import write_whole
+
+FILE_NAME = "verified.json"
+SCHEMA = "provision/verified/1"
+# Linux stamps files with a clock that moves a hundred times a second or more often, some file systems keep whole (or,
+# FAT, even) seconds of it.
+FINE_NS = 10**8
+COARSE_NS = 2 * 10**9
+
+Identity = list[int]
+"""Size in bytes, mtime and ctime in ns, inode: a list, as JSON has no tuples."""
+
+CTIME = 2
+
+
+def read_verified(site: Site) -> Mapping[str, Identity]:
+    """What each source looked like when its bytes were as RECORD says; empty where nothing is known for this RECORD."""
+    try:
+        values = json.loads((site.state_dir / FILE_NAME).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(values, dict) or (values.get("schema"), values.get("record")) != _key(site):
+        return {}
+    files = values.get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def keep_verified(site: Site, files: Mapping[str, Identity], *, began: int) -> None:
+    """Keep what ``files``, which were all read after ``began`` (the file system's time in ns), looked like before.
+
+    Those that had just changed then are left out. What cannot be written costs the next look time and no more.
+    """
+    fine = any(identity[CTIME] % 10**9 for identity in files.values())
+    settled = began - (FINE_NS if fine else COARSE_NS)
+    kept = {path: identity for path, identity in files.items() if identity[CTIME] < settled}
+    if kept == read_verified(site):
+        return
+    schema, record = _key(site)
+    text = json.dumps({"schema": schema, "record": record, "files": kept}, separators=(",", ":"))
+    with suppress(OSError):
+        write_whole(site.state_dir / FILE_NAME, text.encode())
+
+
+def identify(folder: Path, paths: Iterable[str]) -> dict[str, Identity]:
+    """What each of ``paths`` below ``folder`` looks like now; those that are no regular files are left out."""
+    found = {}
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for path in paths:
+            with suppress(OSError):
+                now = os.stat(path, dir_fd=descriptor)
+                if stat.S_ISREG(now.st_mode):
+                    found[path] = [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def read_clock(site: Site) -> int | None:
+    """The time of the environment's own file system in ns, which may be another machine's; None where nothing can be
+    written there."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=site.state_dir) as stream:
+            return os.fstat(stream.fileno()).st_ctime_ns
+    except OSError:
+        return None
+
+
+def _key(site: Site) -> tuple[str, str]:
+    # Under the same RECORD each file has the same digest, so the digests need not be kept.
+    return SCHEMA, site.record.text_digest
