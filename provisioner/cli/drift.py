@@ -11,6 +11,7 @@ from provisioner.counts import count_text
 
 if TYPE_CHECKING:
     from provisioner.drift.builds import Builds
+    from provisioner.drift.history import Witness
     from provisioner.drift.model import Bisection, DriftReport
     from provisioner.drift.scan import Subject
     from provisioner.wheels.names import Candidate
@@ -27,6 +28,7 @@ _QUESTIONS = (
     "--variant",
     "--build-variant",
     "--index-url",
+    "--history",
 )
 FORMS = ("text", "json", "markdown", "github", "junit", "html")
 
@@ -57,6 +59,10 @@ def drift(
         list[str] | None, typer.Option(help="Freeze one text of a patch on every build.", metavar="ID@VERSION")
     ] = None,
     build_variant: Annotated[str | None, typer.Option(help="The build's variant, such as cu129.")] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(help="A clone of vLLM that knows which commits a build has in its history.", metavar="DIR"),
+    ] = None,
     merge: Annotated[
         list[Path] | None,
         typer.Option(help="Judge nothing: make one report of several in JSON.", metavar="FILE|DIR"),
@@ -76,11 +82,11 @@ def drift(
     if wanted not in FORMS:
         raise typer.BadParameter(f"one of {', '.join(FORMS)}", param_hint="--format")
     if merge:
-        asked = (against, patches, root, strip, cut_against, last, bisect, variant, build_variant, index_url)
-        _refuse_questions(dict(zip(_QUESTIONS, asked, strict=True)))
+        asked = (against, patches, root, strip, cut_against, last, bisect, variant, build_variant)
+        _refuse_questions(dict(zip(_QUESTIONS, (*asked, index_url, history), strict=True)))
         return _finish(_merge([*merge, *map(Path, recipes or [])]), wanted, output)
     own = _own_patches(patches or [], root, strip, cut_against, index_url)
-    task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url)
+    task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url, history)
     with open_reporter() as reporter:
         reporter.stage(f"judge {count_text(len(task.builds.found), 'build')}")
         for line in task.builds.missing:
@@ -97,6 +103,7 @@ class _Task:
     builds: "Builds"
     settings: "IndexSettings"
     against: tuple[str, ...]
+    witness: "Witness | None"
 
 
 def _refuse_questions(asked: dict[str, object]) -> None:
@@ -143,6 +150,7 @@ def _prepare(
     frozen: list[str],
     build_variant: str | None,
     index_url: str | None,
+    history: Path | None,
 ) -> _Task:
     from provisioner.cli.catalogue import all_recipes, open_recipe
     from provisioner.cli.context import read_context
@@ -157,13 +165,29 @@ def _prepare(
         builds=find_builds(against, settings, last=last, variant=build_variant),
         settings=settings,
         against=tuple(against),
+        witness=_witness(against, history, settings),
     )
+
+
+def _witness(against: list[str], history: Path | None, settings: "IndexSettings") -> "Witness | None":
+    """A clone, where there is one, then the lists of commits that were given."""
+    from provisioner.drift.history import CloneHistory, ask_first_to_know, listed_history, open_clone
+    from provisioner.wheels.source import CommitFileSpec, parse_spec, read_commit_list
+
+    witnesses: list[Witness] = []
+    if history is not None:
+        witnesses.append(open_clone(history))
+    elif settings.clone is not None:
+        witnesses.append(CloneHistory(settings.clone))
+    specs = (parse_spec(text) for text in against)
+    witnesses += [listed_history(read_commit_list(spec.path)) for spec in specs if isinstance(spec, CommitFileSpec)]
+    return ask_first_to_know(witnesses) if witnesses else None
 
 
 def _scan(task: _Task, builds: "tuple[Candidate, ...]", reporter: Any) -> "DriftReport":
     from provisioner.drift.scan import scan
 
-    return scan(task.subjects, builds, task.settings, against=task.against, reporter=reporter)
+    return scan(task.subjects, builds, task.settings, against=task.against, reporter=reporter, witness=task.witness)
 
 
 def _bisect(task: _Task, good: str, bad: str, reporter: Any) -> "Bisection":

@@ -37,6 +37,7 @@ def _describe(patch: "StoredPatch", uses: dict[tuple[str, str], Any]) -> dict[st
         "id": patch.id,
         "title": patch.title,
         "upstream": patch.upstream,
+        "merged_as": patch.merged_as,
         "fixes": patch.fixes,
         "cause": patch.cause,
         "check": patch.check,
@@ -59,6 +60,7 @@ def _paragraph(row: dict[str, Any]) -> str:
     versions = ", ".join(f"{variant['versions']} ({variant['file']})" for variant in row["variants"])
     lines = [f"{row['id']}: {row['title']}", f"  versions  {versions}"]
     lines += [f"  upstream  {row['upstream']}"] if row["upstream"] else []
+    lines += [f"  merged as {row['merged_as']}"] if row["merged_as"] else []
     lines += [f"  {use['recipe']}: {use['policy']} - {use['why']}" for use in row["recipes"]]
     for key in ("fixes", "cause"):
         if row[key]:

@@ -64,6 +64,7 @@ class Cell:
 
     ``place`` counts from 0 over the recipe's series, ``text`` is the digest of the patch's text. ``reasons`` say why as
     this build alone shows it; ``changes`` what became of signatures since the nearest build on which the patch holds.
+    ``merged_as`` is upstream's commit of the same change, ``in_history`` whether it is an ancestor of the build's.
     """
 
     recipe: str
@@ -77,6 +78,8 @@ class Cell:
     changes: tuple[str, ...] = ()
     views: tuple[HunkView, ...] = ()
     signatures: tuple[Signature, ...] = ()
+    merged_as: str | None = None
+    in_history: bool | None = None
 
     @property
     def account(self) -> tuple[str, ...]:
@@ -224,14 +227,38 @@ def response_to(verdict: Verdict, policy: PatchPolicy, own: Mapping[str, DriftRe
     return _BROKEN[policy]
 
 
-def drift_key(recipe: str, verdict: PatchVerdict) -> str:
+def respond(
+    verdict: PatchVerdict, policy: PatchPolicy, own: Mapping[str, DriftResponse], *, in_history: bool | None
+) -> DriftResponse:
+    """What a patch's verdict means where something is known of upstream's history.
+
+    That upstream merged the change lets nothing pass whose text is not there, and is worth a notice where the patch
+    still applies.
+    """
+    if in_history and verdict.verdict is Verdict.PROBABLY_MERGED:
+        conflicts = any(file.verdict is Verdict.CONFLICT for file in verdict.files)
+        return response_to(Verdict.CONFLICT if conflicts else Verdict.PARTIAL, policy, own)
+    if in_history and verdict.verdict in HOLDS and str(verdict.verdict) not in own:
+        return DriftResponse.NOTICE
+    return response_to(verdict.verdict, policy, own)
+
+
+def has_whole_text(verdict: PatchVerdict) -> bool:
+    """Whether a build has all of what the patch would give it, as far as it ships the files."""
+    shipped = [file for file in verdict.files if file.verdict is not Verdict.NOT_SHIPPED]
+    return bool(shipped) and all(file.verdict in _MERGED for file in shipped)
+
+
+def drift_key(recipe: str, verdict: PatchVerdict, *, in_history: bool | None = None) -> str:
     """A name for this drift that stays the same until the drift itself changes: 12 hex digits.
 
-    It covers recipe, patch, verdict, and verdict and hunks of each file; not the build, nor lines that merely moved.
+    It covers recipe, patch, verdict, verdict and hunks of each file, and whether a patch applies although upstream
+    merged it; not the build, nor lines that merely moved.
     """
     files = [
         [file.path, str(file.verdict), [[hunk.index, str(hunk.verdict)] for hunk in file.hunks]]
         for file in verdict.files
     ]
-    text = json.dumps([recipe, verdict.id, str(verdict.verdict), files], sort_keys=True)
+    merged = ["merged"] if in_history and verdict.verdict in HOLDS else []
+    text = json.dumps([recipe, verdict.id, str(verdict.verdict), files, *merged], sort_keys=True)
     return sha256(text.encode()).hexdigest()[:12]

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.version import Version
 
 from provisioner.digests import Digest
 from provisioner.drift.explain import Account, explain_patch, tell_changes
-from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, Unread, age_of, drift_key, response_to
+from provisioner.drift.history import Ancestry, Witness, tell_history
+from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, Unread, age_of, drift_key, respond
 from provisioner.errors import ProvisionError
 from provisioner.patching.gather import shipped_facts
 from provisioner.patching.model import Create, FileFacts, PatchVerdict, SeriesPatch
@@ -45,6 +46,7 @@ class _Read:
     wheel: Wheel
     record: Record
     series: Mapping[str, RecipeSeries]
+    ancestries: Mapping[str, Ancestry]
     key: _Key
 
 
@@ -55,14 +57,16 @@ def scan(
     *,
     against: Sequence[str],
     reporter: Reporter,
+    witness: Witness | None = None,
 ) -> DriftReport:
     """Judge every subject on every candidate. A wheel that cannot be read becomes a column that says why.
 
-    Files with the same digests as in a wheel already judged are neither read nor judged again.
+    Files with the same digests as in a wheel already judged are neither read nor judged again. ``witness`` is asked
+    whether what upstream merged is in a build's history.
     """
     start = time.monotonic()
     with Transport(settings) as transport, ThreadPoolExecutor(max_workers=WORKERS) as pool:
-        opened = list(pool.map(lambda item: _open(item, subjects, settings, transport), candidates))
+        opened = list(pool.map(lambda item: _open(item, subjects, settings, transport, witness), candidates))
         reporter.amount(0, len(opened), "wheels")
         groups = _group(opened)
         judged = dict(zip(groups, pool.map(lambda reads: _judge(subjects, reads[0]), groups.values()), strict=True))
@@ -99,7 +103,11 @@ class _Unread:
 
 
 def _open(
-    candidate: Candidate, subjects: Sequence[Subject], settings: IndexSettings, transport: Transport
+    candidate: Candidate,
+    subjects: Sequence[Subject],
+    settings: IndexSettings,
+    transport: Transport,
+    witness: Witness | None,
 ) -> _Read | _Unread:
     build = build_of(candidate)
     try:
@@ -108,7 +116,33 @@ def _open(
     except ProvisionError as error:
         return _Unread(build=build, failure=str(error))
     series = {subject.name: subject.series_for(build.version) for subject in subjects}
-    return _Read(build=build, wheel=wheel, record=record, series=series, key=_key_of(build, record, series))
+    ancestries = _hear(witness, build, series.values()) if witness is not None else {}
+    if ancestries:
+        series = _with_history(series, ancestries)
+    key = (_key_of(build, record, series), *ancestries.items())
+    return _Read(build=build, wheel=wheel, record=record, series=series, ancestries=ancestries, key=key)
+
+
+def _hear(witness: Witness, build: Build, series: Iterable[RecipeSeries]) -> dict[str, Ancestry]:
+    patches = (item for found in series for item in (*found.patches, *found.unwanted))
+    commits = sorted({item.merged_as for item in patches if item.merged_as is not None})
+    return {commit: witness(commit, build) for commit in commits}
+
+
+def _with_history(series: Mapping[str, RecipeSeries], ancestries: Mapping[str, Ancestry]) -> dict[str, RecipeSeries]:
+    """The same series with what was heard; what several of them share, they share afterwards."""
+    known: dict[int, SeriesPatch] = {}
+
+    def told(item: SeriesPatch) -> SeriesPatch:
+        ancestry = ancestries.get(item.merged_as or "")
+        if ancestry is None:
+            return item
+        return known.setdefault(id(item), replace(item, in_history=ancestry.is_ancestor))
+
+    return {
+        name: replace(found, patches=tuple(map(told, found.patches)), unwanted=tuple(map(told, found.unwanted)))
+        for name, found in series.items()
+    }
 
 
 def _group(opened: Iterable[_Read | _Unread]) -> dict[_Key, list[_Read]]:
@@ -141,7 +175,7 @@ def _judge(subjects: Sequence[Subject], read: _Read) -> tuple[Cell, ...] | Provi
     except ProvisionError as error:
         return error
     judge = _Judge(facts, read.record)
-    cells = (cell for subject in subjects for cell in _cells(subject, read.series[subject.name], judge))
+    cells = (cell for subject in subjects for cell in _cells(subject, read, judge))
     return tuple(sorted(cells, key=lambda cell: cell.order))
 
 
@@ -168,20 +202,25 @@ class _Judge:
         return self._known[key]
 
 
-def _cells(subject: Subject, series: RecipeSeries, judge: _Judge) -> Iterator[Cell]:
+def _cells(subject: Subject, read: _Read, judge: _Judge) -> Iterator[Cell]:
+    series = read.series[subject.name]
     alone = [answer for patch in series.unwanted for answer in judge.answers((patch,))]
     patches = (*series.patches, *series.unwanted)
     for place, (verdict, account) in enumerate((*judge.answers(series.patches), *alone)):
-        policy = series.policies[verdict.id]
+        item, policy = patches[place], series.policies[verdict.id]
+        ancestry = read.ancestries.get(item.merged_as or "")
+        told = tell_history(verdict, item.merged_as, ancestry) if item.merged_as and ancestry else ()
         yield Cell(
             recipe=subject.name,
             place=place,
-            text=patches[place].patch.digest,
+            text=item.patch.digest,
             policy=policy,
             verdict=verdict,
-            response=response_to(verdict.verdict, policy, subject.responses),
-            key=drift_key(subject.name, verdict),
-            reasons=account.lines,
+            response=respond(verdict, policy, subject.responses, in_history=item.in_history),
+            key=drift_key(subject.name, verdict, in_history=item.in_history),
+            merged_as=item.merged_as,
+            in_history=item.in_history,
+            reasons=(*told, *account.lines),
             views=account.views,
             signatures=account.signatures,
         )

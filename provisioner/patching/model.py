@@ -173,14 +173,16 @@ def _no_cuts() -> Mapping[str, Cut]:
 class SeriesPatch:
     """A patch at its place in a series, with what is known about it.
 
-    ``former`` are older texts of the same patch. ``in_history`` says whether upstream's merge commit of the same change
-    is an ancestor of the build that is judged (None: not known). ``new_roots`` are top-level names beside the
+    ``former`` are older texts of the same patch. ``merged_as`` is upstream's merge commit of the same change, 40 digits
+    (None: not merged, or not known), and ``in_history`` says whether it is an ancestor of the build that is judged
+    (None: not known). ``new_roots`` are top-level names beside the
     distribution's own which the patch may create (an overlay's).
     """
 
     patch: Patch
     cuts: Mapping[str, Cut] = field(default_factory=_no_cuts)
     former: tuple[Patch, ...] = ()
+    merged_as: str | None = None
     in_history: bool | None = None
     new_roots: frozenset[str] = frozenset()
 

@@ -24,6 +24,7 @@ from provisioner.tables import Table
 PATCH_FILE = "patch.toml"
 FORMER_FOLDER = "former"
 _ID = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,7 +51,10 @@ class PatchVariant:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPatch:
-    """One patch of the store. ``check`` names its behaviour check; ``root`` is what its paths are relative to."""
+    """One patch of the store. ``check`` names its behaviour check; ``root`` is what its paths are relative to.
+
+    ``merged_as`` is the commit, 40 digits, as which upstream merged the same change.
+    """
 
     id: str
     title: str
@@ -60,6 +64,7 @@ class StoredPatch:
     folder: Path
     variants: tuple[PatchVariant, ...]
     upstream: str | None = None
+    merged_as: str | None = None
     cause: str | None = None
     check: str | None = None
 
@@ -131,6 +136,7 @@ def parse_patch_toml(text: str, *, folder: Path, where: str) -> StoredPatch:
         id=_take_id(table, folder),
         title=table.take("title", str),
         upstream=table.take_optional("upstream", str),
+        merged_as=_take_commit(table, "merged_as") if "merged_as" in table else None,
         fixes=" ".join(table.take("fixes", str).split()),
         cause=table.take_optional("cause", str),
         check=table.take_optional("check", str),
@@ -153,7 +159,7 @@ def load_series_patch(patch: StoredPatch, variant: PatchVariant) -> SeriesPatch:
     parsed = _load_text(patch, patch.file_of(variant), variant.digest)
     _check_manifest(variant.manifest, manifest_of(parsed), where=f"{patch.id}/{variant.file}")
     former = [_load_text(patch, patch.folder / FORMER_FOLDER / f"{digest}.patch", digest) for digest in variant.former]
-    return SeriesPatch(patch=parsed, cuts=cuts_of(variant), former=tuple(former))
+    return SeriesPatch(patch=parsed, cuts=cuts_of(variant), former=tuple(former), merged_as=patch.merged_as)
 
 
 def find_text(store: Path, patch_id: str, digest: Digest) -> tuple[SeriesPatch, bytes] | None:
@@ -250,6 +256,13 @@ def _take_version(table: Table) -> Version:
         return Version(text)
     except InvalidVersion:
         raise table.fail("not a version", "cut_against", found=text) from None
+
+
+def _take_commit(table: Table, key: str) -> str:
+    text = table.take(key, str)
+    if not _COMMIT.fullmatch(text):
+        raise table.fail("not a full commit", key, expected="40 lower-case hex digits", found=text)
+    return text
 
 
 def _take_digest(table: Table, key: str) -> Digest:

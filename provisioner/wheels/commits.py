@@ -123,12 +123,12 @@ def _standing_on_github(commit: str, settings: IndexSettings) -> Standing:
 
 
 def _ask_clone(clone: Path, commit: str) -> list[str]:
-    done = _run_git(clone, "rev-parse", f"--disambiguate={commit}")
+    done = run_git(clone, "rev-parse", f"--disambiguate={commit}")
     if done is None or done.returncode != 0:
         return []
     commits = []
     for full in done.stdout.split():
-        kind = _run_git(clone, "cat-file", "-t", full)
+        kind = run_git(clone, "cat-file", "-t", full)
         if kind is not None and kind.stdout.strip() == "commit":
             commits.append(full)
     return commits
@@ -136,19 +136,20 @@ def _ask_clone(clone: Path, commit: str) -> list[str]:
 
 def _standing_in_clone(clone: Path, commit: str) -> Standing:
     for main in ("origin/main", "upstream/main", "main"):
-        done = _run_git(clone, "merge-base", "--is-ancestor", commit, main)
+        done = run_git(clone, "merge-base", "--is-ancestor", commit, main)
         if done is not None and done.returncode == 0:
             return Standing.ON_MAIN
     return Standing.NOBODY_ANSWERS
 
 
-def _run_git(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+def run_git(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    """Ask git of a clone; None where there is no git, or no answer in time. Never fetches what the clone lacks."""
     import subprocess
 
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         return subprocess.run(
-            ("git", "--no-pager", "-C", str(clone), *arguments),
+            ("git", "--no-pager", "-c", "protocol.allow=never", "-C", str(clone), *arguments),
             env=kept | {"LC_ALL": "C", "GIT_NO_LAZY_FETCH": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -46,9 +46,10 @@ def subject(
     responses: Mapping[str, DriftResponse] | None = None,
     *,
     name: str = "small",
+    merged_as: str | None = None,
 ) -> Subject:
     parsed = parse_patch(PATCH, id="bounds", source="bounds.patch")
-    patch = SeriesPatch(patch=parsed, cuts={"vllm/ops.py": Cut(scopes=("scale",))})
+    patch = SeriesPatch(patch=parsed, cuts={"vllm/ops.py": Cut(scopes=("scale",))}, merged_as=merged_as)
 
     def series_for(_: Version) -> RecipeSeries:
         return RecipeSeries(patches=(patch,), policies={"bounds": policy})

@@ -222,7 +222,7 @@ def is_nullable(path: tuple[Any, ...]) -> bool:
     container = path[-3] if len(path) > 2 else None
     return path[-1] in {
         "builds": {"failure", "commit", "variant", "uploaded"},
-        "patches": {"same_as"},
+        "patches": {"same_as", "merged_as", "in_history"},
         "files": {"before", "after", "moved_to"},
         "hunks": {"found", "offset", "scope", "found_scope"},
         "views": {"line"},

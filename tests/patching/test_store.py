@@ -267,3 +267,21 @@ def test_every_patch_that_travels_with_the_tool_is_whole() -> None:
             loaded = load_series_patch(patch, variant)
             assert loaded.patch.changes
             assert loaded.cuts.keys() == {file.path for file in variant.manifest.files}
+
+
+@pytest.mark.parametrize("text", ["abc1234", "A" * 40, "g" * 40, "a" * 41, " " + "a" * 40, ""])
+def test_the_commit_of_a_merge_is_a_full_one(text):
+    toml = TOML.replace("fixes =", f'merged_as = "{text}"\nfixes =')
+    with pytest.raises(InvalidPatchError, match="not a full commit") as caught:
+        parse_patch_toml(toml, folder=Path("p1"), where="p1")
+    assert caught.value.where == "p1: merged_as"
+
+
+def test_the_commit_of_a_merge_comes_with_the_text(tmp_path):
+    folder = tmp_path / "p1"
+    (folder / "former").mkdir(parents=True)
+    (folder / "1.patch").write_bytes(TEXT)
+    (folder / "former" / f"{digest_of(FORMER)}.patch").write_bytes(FORMER)
+    (folder / "patch.toml").write_text(TOML.replace("fixes =", f'merged_as = "{"a" * 40}"\nfixes ='))
+    patch = read_stored_patch(folder)
+    assert patch.merged_as == load_series_patch(patch, patch.variants[0]).merged_as == "a" * 40

@@ -50,6 +50,8 @@ def describe_cell(cell: Cell) -> dict[str, Any]:
         "policy": str(cell.policy),
         "response": str(cell.response),
         "key": cell.key,
+        "merged_as": cell.merged_as,
+        "in_history": cell.in_history,
         "account": list(cell.account),
         "changes": list(cell.changes),
         "views": [asdict(view) for view in cell.views],

@@ -146,6 +146,8 @@ def _parse_cell(table: Table) -> Cell:
         policy=_take_word(table, "policy", PatchPolicy),
         response=_take_word(table, "response", DriftResponse),
         key=table.take("key", str),
+        merged_as=table.take_optional("merged_as", str),
+        in_history=table.take_optional("in_history", bool),
         reasons=account[: len(account) - len(changes)],
         changes=changes,
         views=tuple(_parse_view(entry) for entry in _tables(table, "views")),
