@@ -1,5 +1,6 @@
 """Recipes by name or path, for every command that takes one."""
 
+import shlex
 from pathlib import Path
 
 from provisioner.errors import InvalidRecipeError, UsageError
@@ -24,7 +25,7 @@ def find_recipe_file(name: str) -> Path:
     if path.suffix == ".toml" or "/" in name:
         if path.is_file():
             return path
-        raise UsageError("no such recipe file", where=name, hints=("provision recipes",))
+        raise UsageError("no such recipe file", where=name, hints=(f"ls -ld {shlex.quote(name)}", "provision recipes"))
     raise UsageError(f"no recipe is called {name!r}", hints=(_nearest(name), "provision recipes"))
 
 
@@ -37,8 +38,16 @@ def _read(path: Path, *, where: str) -> Recipe:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRecipeError(f"the recipe cannot be read: {error}", where=where) from error
-    return parse_recipe(text, name=path.stem, where=where)
+        raise InvalidRecipeError(
+            f"the recipe cannot be read: {error}", where=where, hints=(f"file {shlex.quote(str(path))}",)
+        ) from error
+    try:
+        return parse_recipe(text, name=path.stem, where=where)
+    except InvalidRecipeError as error:
+        error.hints = error.hints or (
+            f"a recipe that holds, to compare with: cat {recipes_folder()}/hynix-stable.toml",
+        )
+        raise
 
 
 def _nearest(name: str) -> str:

@@ -46,11 +46,26 @@ def doctor(
         urls=tuple(url or ()),
     )
     diagnosis = diagnose(examination)
+    if len(targets) == 1:
+        diagnosis = _complete(diagnosis, targets[0], recipe, named=venv is not None or fork_dir is not None)
     if as_json:
         render.print_json("doctor", describe_diagnosis(diagnosis))
     else:
         render.print_text("\n".join(diagnosis_lines(diagnosis)))
     return diagnosis.exit_code
+
+
+def _complete(diagnosis: "Diagnosis", target: "Target", recipe: str | None, *, named: bool) -> "Diagnosis":
+    """With next commands for the environment that was looked at; with its place where the user ``named`` one."""
+    from dataclasses import replace
+
+    from provisioner.cli.hints import Given, complete_findings
+
+    place = ("--fork-dir", str(target.fork_folder)) if target.fork_folder else ("--venv", str(target.venv))
+    known = recipe or (target.recipe.name if target.recipe is not None else None)
+    given = Given(recipe=known, options=(place,) if named else ())
+    checks = (replace(check, findings=complete_findings(check.findings, given)) for check in diagnosis.checks)
+    return replace(diagnosis, checks=tuple(checks))
 
 
 def describe_diagnosis(diagnosis: "Diagnosis") -> dict[str, Any]:

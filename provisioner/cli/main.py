@@ -35,11 +35,20 @@ def _run(argv: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except ProvisionError as error:
+        error.hints = _complete(error.hints, argv)
         return _report(error, as_json=as_json)
     except KeyboardInterrupt:
         return _report(InterruptedRunError(), as_json=as_json)
     except Exception as error:  # noqa: BLE001 - the boundary turns a bug into its exit code
         return _report_other(error, as_json=as_json)
+
+
+def _complete(hints: tuple[str, ...], argv: Sequence[str]) -> tuple[str, ...]:
+    from provisioner.cli.hints import complete_hint, read_given
+    from provisioner.resources import recipe_names
+
+    given = read_given(argv, recipe_names())
+    return tuple(complete_hint(hint, given) for hint in hints)
 
 
 def _report(error: ProvisionError, *, as_json: bool) -> int:

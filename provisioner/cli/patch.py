@@ -1,7 +1,8 @@
 """``provision patch``: judge patches on a tree of files, apply them, take them back, look at them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from provisioner.patching.stack import Reading
     from provisioner.patching.transaction import FileOutcome, Recovery
     from provisioner.provisioning.judging import InstalledTree, Judgement, ShippedTree, Tree
-    from provisioner.provisioning.sources import PatchSource, Wanted
+    from provisioner.provisioning.sources import PatchSource
     from provisioner.recipe import Recipe
     from provisioner.wheels.lazy import Wheel
 
@@ -57,6 +58,38 @@ Reset = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of a command of the group as they were typed; those that it does not have keep their defaults."""
+
+    venv: Path | None = None
+    site_packages: Path | None = None
+    against: str | None = None
+    package: str = "vllm"
+    wheel: str | None = None
+    what: Sequence[str] | None = None
+    root: str = ""
+    strip: int | None = None
+    cut_against: str | None = None
+    overlay: Sequence[Path] | None = None
+
+    @property
+    def place(self) -> tuple[tuple[str, str], ...]:
+        """The options that say where, with their values."""
+        package = self.package if self.package != "vllm" else None
+        return _typed({"--venv": self.venv, "--site-packages": self.site_packages, "--package": package})
+
+    def named(self) -> tuple[str, ...]:
+        """The words that name the same patches for another command of the group."""
+        options = {"--root": self.root or None, "--strip": self.strip, "--cut-against": self.cut_against}
+        overlays = [("--overlay", str(folder)) for folder in self.overlay or ()]
+        return (*(self.what or ()), *(word for pair in (*_typed(options), *overlays) for word in pair))
+
+
+def _typed(options: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, str(value)) for name, value in options.items() if value is not None)
+
+
 def build_group() -> typer.Typer:
     """The group with its commands."""
     from provisioner.cli.app import exiting
@@ -89,10 +122,13 @@ def check(
     """
     from provisioner.provisioning.judging import judge
 
-    with _opened_tree(venv, site_packages, against, package, wheel) as tree:
-        sources = _read_sources(_wanted(what, root, strip, overlay), tree, cut_against)
-        judgement = judge(tree, sources)
-    _show_judgement(judgement, as_json=as_json)
+    asked = Asked(
+        what=what, venv=venv, site_packages=site_packages, against=against, package=package, wheel=wheel, root=root,
+        strip=strip, cut_against=cut_against, overlay=overlay,
+    )  # fmt: skip
+    with _opened_tree(asked) as tree:
+        judgement = judge(tree, _read_sources(asked, tree))
+    _show_judgement(judgement, asked, as_json=as_json)
     return judgement.exit_code
 
 
@@ -118,12 +154,15 @@ def apply(
     from provisioner.cli import render
     from provisioner.provisioning.applying import apply as apply_series
 
-    tree = _open_installed(venv, site_packages, package, wheel)
-    sources = _read_sources(_wanted(what, root, strip, overlay), tree, cut_against)
-    application = apply_series(tree, sources, reset=reset, on_wait=_say_waiting)
+    asked = Asked(
+        what=what, venv=venv, site_packages=site_packages, package=package, wheel=wheel, root=root, strip=strip,
+        cut_against=cut_against, overlay=overlay,
+    )  # fmt: skip
+    tree = _open_installed(asked)
+    application = apply_series(tree, _read_sources(asked, tree), reset=reset, on_wait=_say_waiting)
     _say_recovery(application.recovery)
     if application.judgement.exit_code:
-        _show_judgement(application.judgement, as_json=as_json)
+        _show_judgement(application.judgement, asked, as_json=as_json)
         render.print_note("nothing was written")
     else:
         _show_changes(application.judgement, application.files, as_json=as_json)
@@ -156,9 +195,11 @@ def revert(
     from provisioner.cli.patch_views import outcome_rows
     from provisioner.provisioning.withdrawing import withdraw
 
-    tree = _open_installed(venv, site_packages, package, wheel)
-    sources = _read_sources(_wanted(what or [], root, strip, None), tree, None)
-    done = withdraw(tree, ids or (), sources, on_wait=_say_waiting)
+    asked = Asked(
+        what=what, venv=venv, site_packages=site_packages, package=package, wheel=wheel, root=root, strip=strip
+    )
+    tree = _open_installed(asked)
+    done = withdraw(tree, ids or (), _read_sources(asked, tree), on_wait=_say_waiting)
     _say_recovery(done.recovery)
     if as_json:
         payload = {"reverted": done.ids, "not_applied": done.absent, "remaining": done.remaining}
@@ -197,10 +238,11 @@ def show(
     from provisioner.cli.patch_views import describe_shown, shown_text
     from provisioner.provisioning.showing import show_applied, show_patch
 
+    asked = Asked(venv=venv, site_packages=site_packages, package=package, root=root, strip=strip)
     if venv or site_packages:
-        shown = show_applied(_open_installed(venv, site_packages, package, None).site, patch)
+        shown = show_applied(_open_installed(asked).site, patch)
     else:
-        shown = show_patch(patch, version, _reading(root, strip))
+        shown = show_patch(patch, version, _reading(asked))
     if as_json:
         render.print_json("patch-show", describe_shown(shown))
     else:
@@ -229,11 +271,12 @@ def lint(
     from provisioner.cli.patch_views import describe_finding, finding_rows
     from provisioner.provisioning.linting import lint as lint_patches
 
+    asked = Asked(venv=venv, site_packages=site_packages, against=against, package=package, root=root, strip=strip)
     if venv or site_packages or against:
-        with _opened_tree(venv, site_packages, against, package, None) as tree:
-            findings = lint_patches(files, _reading(root, strip), tree)
+        with _opened_tree(asked) as tree:
+            findings = lint_patches(files, _reading(asked), tree)
     else:
-        findings = lint_patches(files, _reading(root, strip))
+        findings = lint_patches(files, _reading(asked))
     if as_json:
         render.print_json("patch-lint", {"patches": [describe_finding(finding) for finding in findings]})
     else:
@@ -260,7 +303,8 @@ def diff(
     from provisioner.patching.diff import print_patch
     from provisioner.provisioning.comparing import compare
 
-    difference = compare(_open_installed(venv, site_packages, package, wheel))
+    asked = Asked(venv=venv, site_packages=site_packages, package=package, wheel=wheel)
+    difference = compare(_open_installed(asked))
     text = print_patch(difference.patch)
     if as_json:
         files = sorted({change.path for change in difference.patch.changes})
@@ -273,59 +317,52 @@ def diff(
     return 0
 
 
-def _reading(root: str, strip: int | None) -> "Reading":
+def _reading(asked: Asked) -> "Reading":
     from provisioner.patching.stack import Reading
 
-    return Reading(strip=strip, root=root)
+    return Reading(strip=asked.strip, root=asked.root)
 
 
-def _wanted(what: list[str], root: str, strip: int | None, overlay: list[Path] | None) -> "Wanted":
-    from provisioner.provisioning.sources import Wanted
-
-    return Wanted(names=tuple(what), reading=_reading(root, strip), overlays=tuple(overlay or ()))
-
-
-def _read_sources(wanted: "Wanted", tree: "Tree", cut_against: str | None) -> "tuple[PatchSource, ...]":
+def _read_sources(asked: Asked, tree: "Tree") -> "tuple[PatchSource, ...]":
     from provisioner.provisioning.judging import cut_against as take_scopes
-    from provisioner.provisioning.sources import read_sources
+    from provisioner.provisioning.sources import Wanted, read_sources
     from provisioner.resources import recipe_names
 
+    wanted = Wanted(names=tuple(asked.what or ()), reading=_reading(asked), overlays=tuple(asked.overlay or ()))
     known = recipe_names()
     recipes = {name: _open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")}
     _say_forks(recipes.values())
     sources = read_sources(wanted, tree.version, recipes)
-    if cut_against is None:
+    if asked.cut_against is None:
         return sources
-    spec = cut_against if cut_against.endswith(".whl") else f"pypi:{cut_against}"
+    spec = asked.cut_against if asked.cut_against.endswith(".whl") else f"pypi:{asked.cut_against}"
     with _opened_wheel(spec, tree.distribution) as shipped:
         return take_scopes(sources, shipped.wheel)
 
 
 @contextmanager
-def _opened_tree(
-    venv: Path | None, site_packages: Path | None, against: str | None, package: str, wheel: str | None
-) -> "Iterator[Tree]":
-    if against is None:
-        yield _open_installed(venv, site_packages, package, wheel)
+def _opened_tree(asked: Asked) -> "Iterator[Tree]":
+    if asked.against is None:
+        yield _open_installed(asked)
         return
-    if venv or site_packages:
+    if asked.venv or asked.site_packages:
         raise _say_where("--venv, --site-packages and --against exclude each other")
-    with _opened_wheel(against, package) as tree:
+    with _opened_wheel(asked.against, asked.package) as tree:
         yield tree
 
 
-def _open_installed(venv: Path | None, site_packages: Path | None, package: str, wheel: str | None) -> "InstalledTree":
+def _open_installed(asked: Asked) -> "InstalledTree":
     from provisioner.environment.site import find_site, open_site_packages
     from provisioner.provisioning.judging import InstalledTree
 
-    if (venv is None) == (site_packages is None):
-        raise _say_where("name one place" if venv is None else "--venv and --site-packages exclude each other")
-    if venv is not None:
-        site = find_site(venv.expanduser().absolute(), package)
+    if (asked.venv is None) == (asked.site_packages is None):
+        raise _say_where("name one place" if asked.venv is None else "--venv and --site-packages exclude each other")
+    if asked.venv is not None:
+        site = find_site(asked.venv.expanduser().absolute(), asked.package)
     else:
-        assert site_packages is not None
-        site = open_site_packages(site_packages.expanduser().absolute(), package)
-    return InstalledTree(site=site, open_wheel=lambda: _open_own_wheel(site, wheel))
+        assert asked.site_packages is not None
+        site = open_site_packages(asked.site_packages.expanduser().absolute(), asked.package)
+    return InstalledTree(site=site, open_wheel=lambda: _open_own_wheel(site, asked.wheel))
 
 
 def _say_where(what: str) -> Exception:
@@ -340,18 +377,11 @@ def _open_own_wheel(site: "Site", spec: str | None) -> "Wheel":
 
     from provisioner.cli.context import read_context
     from provisioner.provisioning.shipped import open_shipped
+    from provisioner.wheels.names import spec_of
 
     settings = read_context().settings()
     settings = replace(settings, timeout=min(settings.timeout, 10.0), retries=min(settings.retries, 1))
-    return open_shipped(spec or _spec_of(site), site.distribution, settings).wheel
-
-
-def _spec_of(site: "Site") -> str:
-    """The build that is installed, as a place to read it from."""
-    from provisioner.wheels.names import commit_of
-
-    commit = commit_of(site.version)
-    return f"commit:{commit}" if commit else f"pypi:{site.version.public}"
+    return open_shipped(spec or spec_of(site.version), site.distribution, settings).wheel
 
 
 @contextmanager
@@ -402,8 +432,9 @@ def _say_forks(recipes: "Iterable[Recipe]") -> None:
             )
 
 
-def _show_judgement(judgement: "Judgement", *, as_json: bool) -> None:
+def _show_judgement(judgement: "Judgement", asked: Asked, *, as_json: bool) -> None:
     from provisioner.cli import render
+    from provisioner.cli.hints import Given, complete_hint
     from provisioner.cli.patch_views import describe_judgement, edit_text, judgement_hints, judgement_rows
 
     if as_json:
@@ -414,8 +445,9 @@ def _show_judgement(judgement: "Judgement", *, as_json: bool) -> None:
         render.print_note(edit_text(edit))
     for note in judgement.notes:
         render.print_note(f"note: {note}")
-    for hint in judgement_hints(judgement):
-        render.print_note(f"hint: {hint}")
+    given = Given(options=asked.place)
+    for hint in judgement_hints(judgement, asked.named()):
+        render.print_note(f"hint: {complete_hint(hint, given)}")
 
 
 def _show_changes(judgement: "Judgement", files: "tuple[FileOutcome, ...]", *, as_json: bool) -> None:

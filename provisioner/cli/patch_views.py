@@ -1,5 +1,6 @@
 """Results about patches as JSON values, table rows and text."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, assert_never
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 from provisioner.counts import count_text
 from provisioner.patching.model import FileVerdict, HunkVerdict, PatchVerdict, SeriesVerdict, Verdict
 from provisioner.provisioning.judging import RESETTABLE, ForeignEdit, Judgement
+from provisioner.resources import stored_patch_names
+from provisioner.wheels.names import spec_of
 
 if TYPE_CHECKING:
     from provisioner.patching.transaction import FileOutcome, Recovery
@@ -132,9 +135,8 @@ def edit_text(edit: ForeignEdit) -> str:
         return f"{edit.path} holds foreign bytes; what it should hold is not at hand"
     lines = edit.difference.decode("utf-8", errors="replace").splitlines()
     more = len(lines) - MOST_LINES
-    shown = "\n".join(
-        [*lines[:MOST_LINES], *([f"… and {count_text(more, 'line')} more (provision patch diff)"] if more > 0 else [])]
-    )
+    rest = [f"… and {count_text(more, 'line')} more (provision patch diff shows them)"] if more > 0 else []
+    shown = "\n".join([*lines[:MOST_LINES], *rest])
     return f"{edit.path} is not {edit.nearest}; the difference:\n{shown}"
 
 
@@ -206,8 +208,8 @@ def _short(digest: str | None) -> str:
     return digest[:SHORT_DIGEST] if digest else "no file"
 
 
-def judgement_hints(judgement: Judgement) -> Iterator[str]:
-    """What to run next where something stands in the way or could be known better."""
+def judgement_hints(judgement: Judgement, named: Sequence[str]) -> Iterator[str]:
+    """What to run next where something stands in the way or could be known better; ``named`` are the user's patches."""
     hunks = [hunk for patch in judgement.verdict.patches for file in patch.files for hunk in file.hunks]
     blind = sum(map(_is_blind, hunks))
     if blind:
@@ -217,9 +219,20 @@ def judgement_hints(judgement: Judgement) -> Iterator[str]:
         )
     verdicts = {patch.verdict for patch in judgement.verdict.blocking}
     if verdicts & RESETTABLE:
-        yield "to restore these files as shipped first, then apply: provision patch apply WHAT --reset"
-    if Verdict.INVALID in verdicts:
-        yield "provision patch lint FILES"
+        what = shlex.join(named)
+        yield f"to restore these files as shipped first, then apply: provision patch apply {what} --reset"
+    for patch in judgement.verdict.blocking:
+        if patch.verdict is Verdict.INVALID:
+            yield f"provision patch lint {shlex.quote(patch.source)}"
+        elif patch.verdict not in RESETTABLE:
+            yield _next_of_conflict(patch, judgement)
+
+
+def _next_of_conflict(patch: PatchVerdict, judgement: Judgement) -> str:
+    """A patch of the store is carried to the build; of another one, each hunk's place is what there is to look at."""
+    if patch.id in stored_patch_names():
+        return f"provision patch refresh {patch.id} --onto {spec_of(judgement.version)}"
+    return f"provision patch lint {shlex.quote(patch.source)}"
 
 
 def _is_blind(hunk: HunkVerdict) -> bool:

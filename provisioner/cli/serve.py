@@ -40,8 +40,11 @@ def serve(
 
     Example: [bold]provision serve hynix --model ~/models/Qwen3.8-27B-Int8 --generate-key[/bold]
     """
+    from dataclasses import replace
+
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
+    from provisioner.cli.hints import Given, complete_findings
     from provisioner.serving.prepare import ServeRequest, prepare
 
     context, wanted = read_context(), open_recipe(recipe)
@@ -65,9 +68,13 @@ def serve(
         environ=os.environ,
         cwd=Path.cwd(),
     )
+    options = (("--venv", venv), ("--fork-dir", fork_dir))
+    given = Given(recipe=recipe, options=tuple((name, str(path)) for name, path in options if path is not None))
+    prepared = prepare(request)
+    prepared = replace(prepared, findings=complete_findings(prepared.findings, given))
     if print_only or explain or as_json:
-        return _show(request, prepare(request), explain=explain, script=print_only, as_json=as_json)
-    return _start(prepare(request))
+        return _show(request, prepared, explain=explain, script=print_only, as_json=as_json)
+    return _start(prepared)
 
 
 def find_places(

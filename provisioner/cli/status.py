@@ -1,5 +1,6 @@
 """``provision status``."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ def status(
     from provisioner.provisioning.status import read_status
 
     check = check_files if rehash else check_sources
-    found = [read_status(*target, check) for target in _targets(recipe, venv)]
+    found = [_complete(read_status(*target, check), recipe) for target in _targets(recipe, venv)]
     if as_json:
         payload = [_describe(item) for item in found]
         render.print_json("status", payload[0] if recipe or venv else {"environments": payload})
@@ -36,6 +37,14 @@ def status(
     if not found:
         render.print_note("no environment yet\nhint: provision recipes")
     return 0 if all(item.proven for item in found) else 1
+
+
+def _complete(found: "Status", recipe: str | None) -> "Status":
+    from dataclasses import replace
+
+    from provisioner.cli.hints import Given, complete_hint
+
+    return replace(found, hints=tuple(complete_hint(hint, Given(recipe=recipe)) for hint in found.hints))
 
 
 def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
@@ -58,7 +67,7 @@ def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
         raise UsageError(
             "this environment was not made by provision; name the recipe to judge it by",
             where=str(folder),
-            hints=(f"provision status RECIPE --venv {folder}",),
+            hints=(f"provision status RECIPE --venv {shlex.quote(str(folder))}", "provision recipes"),
         )
     return [(open_recipe(owner.recipe), folder)]
 

@@ -1,6 +1,7 @@
 """What is installed in an environment, found without importing any of it."""
 
 import json
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +77,20 @@ def ask_interpreter(executable: Path, *, module: str) -> Interpreter:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentConflictError(
-            "the environment's Python does not start", where=str(executable), found=str(error)
+            "the environment's Python does not start",
+            where=str(executable),
+            found=str(error),
+            hints=(f"{shlex.quote(str(executable))} -I -c pass",),
         ) from error
     _, found, text = answer.stdout.rpartition(_SENTINEL)
     if answer.returncode != 0 or not found:
         last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
-        raise EnvironmentConflictError("the environment's Python does not answer", where=str(executable), found=last)
+        raise EnvironmentConflictError(
+            "the environment's Python does not answer",
+            where=str(executable),
+            found=last,
+            hints=(f"{shlex.quote(str(executable))} -I -c pass",),
+        )
     values = json.loads(text)
     return Interpreter(
         executable=executable,
@@ -101,13 +110,13 @@ def find_site(venv: Path, distribution: str = "vllm") -> Site:
     """
     python = venv_python(venv)
     if not python.exists():
-        raise EnvironmentConflictError("not a virtual environment", where=str(venv), hints=("provision recipes",))
+        raise _no_environment(venv)
     interpreter = ask_interpreter(python, module=distribution.replace("-", "_"))
     if interpreter.prefix == interpreter.base_prefix and not (venv / "pyvenv.cfg").exists():
         raise EnvironmentConflictError(
             "this is a Python installation, not a virtual environment",
             where=str(venv),
-            hints=(f"provision status --site-packages {interpreter.site_packages[0]}",),
+            hints=(shlex.join(["provision", "patch", "diff", "--site-packages", str(interpreter.site_packages[0])]),),
         )
     found = [
         (folder, info) for folder in interpreter.site_packages for info in _distribution_folders(folder, distribution)
@@ -124,11 +133,39 @@ def open_site_packages(folder: Path, distribution: str = "vllm") -> Site:
     Raises EnvironmentConflictError as :func:`find_site` does.
     """
     if not folder.is_dir():
-        raise EnvironmentConflictError("no such folder", where=str(folder))
+        raise EnvironmentConflictError(
+            "no such folder", where=str(folder), hints=(f"ls -ld {shlex.quote(str(folder.parent))}",)
+        )
     found = [(folder, info) for info in _distribution_folders(folder, distribution)]
     folder, dist_info = _single(found, distribution, where=str(folder))
     _refuse_editable(dist_info)
     return _read_site(distribution, folder, dist_info, folder / STATE_FOLDER, prefix=None, interpreter=None)
+
+
+def _no_environment(venv: Path) -> EnvironmentConflictError:
+    """What stands there instead, and the command that goes on from there."""
+    python, shown = venv_python(venv), shlex.quote(str(venv))
+    if python.is_symlink():
+        return EnvironmentConflictError(
+            "the environment's Python is gone: the link leads nowhere",
+            where=str(python),
+            found=str(python.readlink()),
+            hints=(f"rm -r {shown}, then make it again: provision up RECIPE --venv {shown}",),
+        )
+    if not venv.exists():
+        return EnvironmentConflictError("there is no such environment", where=str(venv), hints=("provision status",))
+    if any(venv.glob("*.dist-info")):
+        return EnvironmentConflictError(
+            "a folder of packages, not a virtual environment",
+            where=str(venv),
+            hints=(f"provision patch diff --site-packages {shown}",),
+        )
+    return EnvironmentConflictError(
+        "not a virtual environment",
+        where=str(venv),
+        expected=str(python),
+        hints=(f"ls -la {shown}", "provision status"),
+    )
 
 
 def _distribution_folders(folder: Path, distribution: str) -> list[Path]:
@@ -142,11 +179,25 @@ def _distribution_folders(folder: Path, distribution: str) -> list[Path]:
 
 def _single(found: list[tuple[Path, Path]], distribution: str, *, where: str) -> tuple[Path, Path]:
     if not found:
-        raise EnvironmentConflictError(f"{distribution} is not installed here", where=where)
+        raise EnvironmentConflictError(
+            f"{distribution} is not installed here", where=where, hints=_install_hints(Path(where), distribution)
+        )
     if len(found) > 1:
         names = ", ".join(info.name for _, info in found)
-        raise EnvironmentConflictError(f"{distribution} is installed more than once", where=where, found=names)
+        hints = (f"ls -d {' '.join(shlex.quote(str(info)) for _, info in found)}", "remove the folder of the older one")
+        raise EnvironmentConflictError(
+            f"{distribution} is installed more than once", where=where, found=names, hints=hints
+        )
     return found[0]
+
+
+def _install_hints(place: Path, distribution: str) -> tuple[str, ...]:
+    shown = shlex.quote(str(place))
+    if (place / STATE_FOLDER).is_dir() and distribution == "vllm":
+        return (f"provision up RECIPE --venv {shown}",)
+    if venv_python(place).exists():
+        return (f"uv pip install --python {shown} {distribution}", f"uv pip list --python {shown}")
+    return (f"ls -d {shown}/*.dist-info",)
 
 
 def _refuse_editable(dist_info: Path) -> None:
@@ -161,6 +212,7 @@ def _refuse_editable(dist_info: Path) -> None:
             "an editable install is a source checkout, not a wheel; its files cannot be proven",
             where=str(dist_info),
             found=direct.get("url"),
+            hints=("provision up RECIPE --venv DIR, which makes an environment of the wheel",),
         )
 
 
@@ -172,6 +224,7 @@ def _refuse_shadow(interpreter: Interpreter, folder: Path) -> None:
             where=str(folder),
             expected=f"a file under {folder}",
             found=str(origin),
+            hints=(f"ls -ld {shlex.quote(str(origin))}", "remove it, or the .pth file or setting that leads there"),
         )
 
 
@@ -192,6 +245,7 @@ def _read_site(
             "the RECORD of the installed files cannot be read, so nothing can be proven",
             where=str(record_file),
             found=error.strerror,
+            hints=(f"ls -l {shlex.quote(str(record_file))}",),
         ) from error
     return Site(
         distribution=distribution,

@@ -58,7 +58,7 @@ def plan_without(
     """
     unknown = sorted(set(ids) - {item.patch.id for item in series})
     if unknown:
-        raise UsageError(f"the series has no patch {', '.join(unknown)}", hints=("provision patch check --help",))
+        raise UsageError(f"the series has no patch {', '.join(unknown)}", hints=("provision patch revert --help",))
     _refuse_foreign(verdict)
     half = [p.id for p in verdict.patches if p.verdict in (Verdict.PARTIAL, Verdict.STALE_VERSION) and p.id not in ids]
     if half:

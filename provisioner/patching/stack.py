@@ -1,6 +1,7 @@
 """Patches from elsewhere: files, folders in glob order or with a quilt ``series`` file, and overlays of new files."""
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -45,6 +46,7 @@ def read_stack(folder: Path, reading: Reading) -> tuple[SeriesPatch, ...]:
             "the folder holds no patches",
             where=str(folder),
             expected=f"files that end in {' or '.join(SUFFIXES)}, or a file called {SERIES_FILE}",
+            hints=(f"ls {shlex.quote(str(folder))}",),
         )
     return read_patch_files(files, reading)
 
@@ -65,8 +67,20 @@ def read_patch_file(path: Path, reading: Reading) -> Patch:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"the patch cannot be read: {error.strerror}", where=str(path)) from error
+        raise UsageError(
+            f"the patch cannot be read: {error.strerror}", where=str(path), hints=_look_beside(path)
+        ) from error
     return parse_patch(text, id=path.stem, source=str(path), strip=reading.strip, root=reading.root)
+
+
+def _look_beside(path: Path) -> tuple[str, ...]:
+    """The file of nearly this name, and the command that shows what there is."""
+    import difflib
+
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
+    shown = f"ls {shlex.quote(str(folder))}"
+    return (f"did you mean {path.parent / near[0]}?", shown) if near and folder == path.absolute().parent else (shown,)
 
 
 def read_overlay(folder: Path, reading: Reading) -> SeriesPatch:
@@ -76,7 +90,7 @@ def read_overlay(folder: Path, reading: Reading) -> SeriesPatch:
     without files, UsageError where there is no such folder.
     """
     if not folder.is_dir():
-        raise UsageError("there is no such overlay folder", where=str(folder))
+        raise UsageError("there is no such overlay folder", where=str(folder), hints=_look_beside(folder))
     files = dict(_read_new_files(folder, reading.root))
     if not files:
         raise InvalidPatchError("the overlay holds no files", where=str(folder))

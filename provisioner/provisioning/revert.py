@@ -32,7 +32,9 @@ def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
     Raises ForeignBytesError where a file is in no state of the series; EnvironmentConflictError where there is nothing.
     """
     if not state_of(venv).is_dir():
-        raise EnvironmentConflictError("there is no environment of ours", where=str(venv), hints=("provision status",))
+        raise EnvironmentConflictError(
+            "there is no environment of ours", where=str(venv), hints=("provision up RECIPE",)
+        )
     with hold_environment(state_of(venv), wait_seconds=WAIT_SECONDS):
         site = find_site(venv, distribution)
         recover(site.site_packages, site.state_dir)

@@ -1,5 +1,6 @@
 """Patches taken back, all or some."""
 
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -7,9 +8,7 @@ from datetime import UTC, datetime
 from provisioner import __version__
 from provisioner.errors import ConflictError, ForeignBytesError, UsageError
 from provisioner.patching.hold import Holder, hold_environment
-from provisioner.patching.model import (
-    Verdict,
-)
+from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.patching.plan import plan_revert, plan_without
 from provisioner.patching.steps import FileStep
 from provisioner.patching.transaction import FileOutcome, Recovery, execute, is_interrupted, recover
@@ -107,9 +106,15 @@ def _require_standing(judgement: Judgement) -> None:
                 expected=str(Verdict.APPLIED),
                 found=f"{patch.verdict}: {patch.why}" if patch.why else str(patch.verdict),
                 hints=(
-                    "to restore the files as shipped whatever they hold: provision patch apply … --reset, then revert",
+                    "provision patch diff",
+                    f"to restore the files as shipped first: provision patch apply {_source_of(patch)} --reset",
                 ),
             )
+
+
+def _source_of(patch: PatchVerdict) -> str:
+    """What a command line names the patch by."""
+    return patch.id if patch.id in stored_patch_names() else shlex.quote(patch.source)
 
 
 _STANDING = frozenset({Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES})

@@ -1,5 +1,6 @@
 """Everything that stands before a start: environment, card, key, port and plan, with all findings together."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +117,9 @@ def find_model(text: str, cwd: Path) -> Model:
 def mending_command(request: ServeRequest) -> str:
     """The command that makes the request's environment right."""
     if request.fork_folder is not None:
-        return f"provision {request.recipe.name} --fork-dir {request.fork_folder}"
-    without = " --without-fork" if request.recipe.fork is not None else ""
-    return f"provision up {request.recipe.name}{without} --venv {request.venv}"
+        return shlex.join(["provision", "up", request.recipe.name, "--fork-dir", str(request.fork_folder)])
+    without = ["--without-fork"] if request.recipe.fork is not None else []
+    return shlex.join(["provision", "up", request.recipe.name, *without, "--venv", str(request.venv)])
 
 
 def _choose_launcher(request: ServeRequest, ready: Readiness) -> Launcher:
@@ -199,7 +200,7 @@ def _judge_fork(request: ServeRequest) -> Iterator[Finding]:
             subject=Subject.ENVIRONMENT,
             what="the fork's launcher is not there",
             evidence=(str(folder / fork.launcher),),
-            next=(f"provision {request.recipe.name}",),
+            next=(mending_command(request),),
         )
         return
     yield from judge_checkout(request.recipe, folder)

@@ -114,6 +114,12 @@ def commit_of(version: Version) -> str | None:
     return None
 
 
+def spec_of(version: Version) -> str:
+    """An installed version as a place to read its build from: ``pypi:0.27.1`` or ``commit:1fe3a1571``."""
+    commit = commit_of(version)
+    return f"commit:{commit}" if commit else f"pypi:{version.public}"
+
+
 def variant_of(version: Version) -> str | None:
     """The variant in a local version: ``cu130`` of ``g1fe3a1571.cu130``; None for the default one."""
     parts = [part for part in (version.local or "").split(".") if part]

@@ -96,3 +96,9 @@ def test_the_probe_without_a_card_is_not_a_pass(environment, capsys):
 def test_options_that_cannot_be_meant(environment, words, what, capsys):
     assert main(words) == 2
     assert what in capsys.readouterr().err
+
+
+def test_next_commands_name_the_environment_that_was_given(environment, capsys):
+    main(["doctor", "hynix-stable", "--venv", str(environment)])
+    text = capsys.readouterr().out
+    assert f"next:  provision verify hynix-stable --venv {environment}" in text

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -871,3 +872,27 @@ def test_a_recipe_without_patches_is_never_all_fine(desk: Desk) -> None:
     refused = desk.run("check", mine)
     assert refused.code == 2
     assert "hint: provision patch check pr50021-gdn-spec-bounds" in refused.err
+
+
+def test_every_hint_of_check_works_as_printed(desk: Desk) -> None:
+    patch = desk.patch("fix", two=[(b"other = 2", b"other = 22")])
+    before = desk.read("demo/two.py")
+    (desk.site / "demo/two.py").write_bytes(b"mine = 1\n")
+    wheel = ("--wheel", desk.wheel)
+    foreign = desk.run("check", patch, *wheel)
+    (reset,) = [line for line in foreign.err.splitlines() if "--reset" in line]
+    assert main([*shlex.split(reset.partition("provision ")[2]), *map(str, wheel)]) == 0
+    assert desk.read("demo/two.py") == before.replace(b"other = 2", b"other = 22")
+    conflict = desk.run("check", desk.write("no", b"--- a/demo/two.py\n+++ b/demo/two.py\n@@ -1 +1 @@\n-nothing\n+x\n"))
+    (lint,) = [line for line in conflict.err.splitlines() if "patch lint" in line]
+    assert lint.endswith(f"--site-packages {desk.site} --package demo")
+    assert main(shlex.split(lint.partition("provision ")[2])) == 0
+
+
+def test_the_hint_of_a_revert_that_others_need_works_as_printed(desk: Desk) -> None:
+    first = desk.patch("a", two=[(b"value = 1", b"value = 10")])
+    text = b"--- a/demo/two.py\n+++ b/demo/two.py\n@@ -1,3 +1,3 @@\n value = 10\n-other = 2\n+other = 20\n third = 3\n"
+    assert desk.run("apply", first, desk.write("b", text)).code == 0
+    hint = desk.run("revert", "a").err.rpartition("hint: ")[2]
+    assert main(shlex.split(hint)[1:]) == 0
+    assert "taken back: a, b" in desk.capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The examination: every check in order, each with what it looked at; nothing here is raised or changed."""
 
+import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,10 +51,10 @@ class Target:
     def mend(self) -> str:
         """The command that makes it right."""
         if self.recipe is None:
-            return f"provision status RECIPE --venv {self.venv}"
+            return shlex.join(["provision", "status", "RECIPE", "--venv", str(self.venv)])
         if self.fork_folder is not None:
-            return f"provision {self.recipe.name} --fork-dir {self.fork_folder}"
-        return f"provision up {self.recipe.name} --venv {self.venv}"
+            return shlex.join(["provision", "up", self.recipe.name, "--fork-dir", str(self.fork_folder)])
+        return shlex.join(["provision", "up", self.recipe.name, "--venv", str(self.venv)])
 
 
 @dataclass(frozen=True, kw_only=True)

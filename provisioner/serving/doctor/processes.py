@@ -1,5 +1,6 @@
 """vLLM servers that run on this machine, read from /proc, judged by the same rules as a start."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -101,13 +102,14 @@ def judge_origin(server: Server, venv: Path) -> Iterator[Finding]:
     """A warning where another environment than ``venv`` serves: what was patched is not what runs."""
     if PurePosixPath(server.program).is_relative_to(venv):
         return
+    its_venv = str(PurePosixPath(server.program).parent.parent)
     yield Finding(
         id="other-environment",
         severity=Severity.WARNING,
         subject=Subject.ENVIRONMENT,
         what=f"server {server.pid} runs another vLLM than the one that was looked at",
         evidence=(f"runs: {server.program}", f"looked at: {venv}"),
-        next=(f"provision doctor --venv {PurePosixPath(server.program).parent.parent}", "provision serve RECIPE"),
+        next=(shlex.join(["provision", "doctor", "--venv", its_venv]), "provision serve RECIPE"),
     )
 
 
