@@ -9,9 +9,9 @@ spreads over a pool of threads and the result does not depend on how. numba's ow
 workqueue must not be entered from several threads, and a server's loader may do that. A tile here is 16 rows (32 for
 8-bit activations) by 64 columns.
 
-Memory: the output, and scratch that does not grow with the weight's columns: none to speak of for GPTQ, 64 bytes a row
-a thread for act-order (32 MiB together at most), 1 MiB a thread for AWQ, some 16 MiB for torch alone. From a GPU:
-64 MiB of pinned staging a device while a model loads, and for act-order the words of one matrix, packed and repacked.
+Memory: the output, and scratch that does not grow with the weight: none to speak of for GPTQ, act-order included; 1 MiB
+a thread for AWQ, some 16 MiB for torch alone. From a GPU: 64 MiB of pinned staging a device while a model loads, and
+for act-order the packed words of one matrix.
 
 The parts, in this order: what is refused; numba's kernels; the same three steps in torch; the work list; the repack of
 tensors in host memory; the pipeline for tensors on a GPU; the hook.
@@ -278,43 +278,50 @@ def _shuffle_narrow_4(source: Any, row: int, column: int, out: Any, k0: int, n0:
 
 
 def _gather_wide(
-    source: Any, row: int, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, values: Any, made: Any
+    source: Any, row: int, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, made: Any
 ) -> None:
-    """GPTQ words with act-order to Marlin words, 16-bit activations.
+    """GPTQ words with act-order to Marlin words, 16-bit activations; ``made`` is uint32 scratch, (4 * strips, 64).
 
-    One strip after the other is spread over ``values``, uint8 (rows, 64): then a row taken in any order is one cache
-    line with nothing in it but what is wanted, where the words themselves would be read once for each of their values.
-    ``made`` is uint32 scratch, (4, 64).
+    The values of a word are picked from their four rows where the words of a plain weight would be shuffled. Each word
+    is read once for each of its values, but in long runs of neighbours: rows come in any order, and a short run costs
+    more than it holds (a page to translate, lines that nothing has fetched ahead).
     """
     u = source.dtype.type
     per_word = 32 // bits
     mask, shift, half, upper, byte = u((1 << bits) - 1), u(bits), u(16), u(16 + bits), u(8)
-    for nt in range(n0, n0 + strips):
-        for k in range(len(order)):
-            words = source[row + k // per_word, 64 * nt : 64 * nt + 64]
-            at = u(k % per_word * bits)
-            spread = values[k]
-            for i in range(64):
-                spread[i] = (words[i] >> at) & mask
-        for kt in range(len(order) // 16):
-            for r in range(4):
-                k = 16 * kt + 2 * r
-                a, b, d, e = values[order[k]], values[order[k + 8]], values[order[k + 1]], values[order[k + 9]]
-                joined = made[r]
+    for kt in range(len(order) // 16):
+        for r in range(4):
+            k = 16 * kt + 2 * r
+            first, second, third, fourth = order[k], order[k + 8], order[k + 1], order[k + 9]
+            row_a, row_b = row + first // per_word, row + second // per_word
+            row_d, row_e = row + third // per_word, row + fourth // per_word
+            at_a, at_b = u(first % per_word * bits), u(second % per_word * bits)
+            at_d, at_e = u(third % per_word * bits), u(fourth % per_word * bits)
+            for nt in range(strips):
+                start = 64 * (n0 + nt)
+                a, b = source[row_a, start : start + 64], source[row_b, start : start + 64]
+                d, e = source[row_d, start : start + 64], source[row_e, start : start + 64]
+                picked = made[4 * nt + r]
                 for i in range(64):
-                    joined[i] = u(a[i]) | (u(b[i]) << shift) | (u(d[i]) << half) | (u(e[i]) << upper)
+                    picked[i] = (
+                        ((a[i] >> at_a) & mask)
+                        | (((b[i] >> at_b) & mask) << shift)
+                        | (((d[i] >> at_d) & mask) << half)
+                        | (((e[i] >> at_e) & mask) << upper)
+                    )
+        for nt in range(strips):
             if bits == 8:
-                target = out[k0 + kt, 256 * nt : 256 * nt + 256]
+                target = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
                 for lane in range(32):
                     for jb in range(8):
-                        target[8 * lane + jb] = made[lane & 3, 8 * jb + (lane >> 2)]
+                        target[8 * lane + jb] = made[4 * nt + (lane & 3), 8 * jb + (lane >> 2)]
             else:
-                target = out[k0 + kt, 128 * nt : 128 * nt + 128]
+                target = out[k0 + kt, 128 * (n0 + nt) : 128 * (n0 + nt) + 128]
                 for lane in range(32):
                     left = lane >> 2
                     for j in range(4):
-                        right = made[lane & 3, left + 16 * j + 8] << byte
-                        target[4 * lane + j] = made[lane & 3, left + 16 * j] | right
+                        right = made[4 * nt + (lane & 3), left + 16 * j + 8] << byte
+                        target[4 * lane + j] = made[4 * nt + (lane & 3), left + 16 * j] | right
 
 
 def _gptq_from_awq_4(source: Any, row: int, column: int, target: Any, strips: int, pairs: Any, wide: Any) -> None:
@@ -383,7 +390,7 @@ _SIGNATURES = {
     "_shuffle_narrow_8": _SHUFFLE,
     "_shuffle_narrow_4": _SHUFFLE,
     "_gather_wide": (
-        "void(uint32[:,::1], int64, int64, int64[::1], uint32[:,::1], int64, int64, int64, uint8[:,::1], uint32[:,::1])"
+        "void(uint32[:,::1], int64, int64, int64[::1], uint32[:,::1], int64, int64, int64, uint32[:,::1])"
     ),
     "_gptq_from_awq_4": _FROM_AWQ.format("uint64"),
     "_gptq_from_awq_8": _FROM_AWQ.format("uint32"),
@@ -424,11 +431,7 @@ class Engine(Protocol):
         ...
 
     def block_tiles(self, weight: Weight, workers: int) -> int:
-        """Tiles to shuffle at a time."""
-        ...
-
-    def gather_strips(self, weight: Weight, workers: int) -> int:
-        """Strips to gather at a time."""
+        """Tiles to repack at a time."""
         ...
 
     def view(self, words: torch.Tensor) -> Any: ...
@@ -444,7 +447,10 @@ class Engine(Protocol):
     def gather(
         self, weight: Weight, source: Any, order: Any, out: Any, *, row: int, k0: int, n0: int, strips: int
     ) -> None:
-        """GPTQ words, rows of the values in ``order`` counted from packed ``row``, to wide Marlin words."""
+        """GPTQ words, rows of the values in ``order`` counted from packed ``row``, to wide Marlin words.
+
+        There are as many rows of tiles as ``order`` fills.
+        """
         ...
 
     def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
@@ -465,9 +471,6 @@ class NumbaEngine:
         rounds = 2 if tiles * weight.tile_bytes > 4 * TASK_BYTES else 1
         return min(max(-(-tiles // (rounds * workers)), 64), TASK_BYTES // weight.tile_bytes)
 
-    def gather_strips(self, weight: Weight, workers: int) -> int:
-        return max(1, weight.experts * weight.strips // (2 * workers))
-
     def view(self, words: torch.Tensor) -> Any:
         return words.numpy().view("uint32")
 
@@ -485,9 +488,8 @@ class NumbaEngine:
     ) -> None:
         import torch
 
-        values = torch.empty((len(order), STRIP), dtype=torch.uint8).numpy()  # torch aligns to cache lines
-        made = torch.empty((4, STRIP), dtype=torch.int32).numpy().view("uint32")
-        _numba_kernel("_gather_wide")(source, row, weight.bits, order, out, k0, n0, strips, values, made)
+        made = torch.empty((4 * strips, STRIP), dtype=torch.int32).numpy().view("uint32")  # aligned to cache lines
+        _numba_kernel("_gather_wide")(source, row, weight.bits, order, out, k0, n0, strips, made)
 
     def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
         import numpy as np
@@ -515,11 +517,6 @@ class TorchEngine:
         import torch
 
         return int(torch.get_num_threads()) * (256 << 10) // weight.tile_bytes
-
-    def gather_strips(self, weight: Weight, workers: int) -> int:  # noqa: ARG002
-        import torch
-
-        return max(1, int(torch.get_num_threads()) * (256 << 10) // (weight.size_k * STRIP * weight.bits // 8))
 
     def view(self, words: torch.Tensor) -> Any:
         return words
@@ -702,8 +699,8 @@ class Running:
 TASK_BYTES = 4 << 20
 AWQ_BYTES = 1 << 20
 """Scratch of a thread that repacks AWQ."""
-ORDER_BYTES = 32 << 20
-"""Scratch of all threads that gather rows: 64 bytes a row each."""
+ORDER_STRIPS = 64
+"""Strips of act-order's rows that are read in one run, 16 KiB of each; the scratch of a thread is four such runs."""
 
 
 def start_repack(
@@ -741,18 +738,22 @@ def start_repack(
 def _start_gather(
     weight: Weight, source: Any, order: torch.Tensor, target: Any, *, engine: Engine, workers: int
 ) -> Running:
-    """Act-order: ``order`` has a row an expert."""
+    """Act-order: for each expert ``order`` names the rows of its matrix that the rows of ``target`` are."""
     orders = [engine.indices(row) for row in order]
-    tiles = weight.tiles // weight.experts
-    workers = max(1, min(workers, ORDER_BYTES // (weight.size_k * STRIP)))
+    tiles, rows = order.shape[1] // weight.tile_rows, source.shape[0] // len(orders)
 
-    def gather(task: tuple[int, int, int]) -> None:
-        expert, n0, strips = task
-        row = expert * tiles * weight.word_rows
-        engine.gather(weight, source, orders[expert], target, row=row, k0=expert * tiles, n0=n0, strips=strips)
+    def gather(task: tuple[int, int, int, int, int]) -> None:
+        expert, n0, strips, k0, deep = task
+        wanted = orders[expert][k0 * weight.tile_rows : (k0 + deep) * weight.tile_rows]
+        engine.gather(weight, source, wanted, target, row=expert * rows, k0=expert * tiles + k0, n0=n0, strips=strips)
 
-    wide = engine.gather_strips(weight, workers)
-    tasks = [(expert, n0, strips) for expert in range(weight.experts) for n0, strips in _cover(weight.strips, wide)]
+    size = engine.block_tiles(weight, workers)
+    tasks = [
+        (expert, n0, strips, k0, deep)
+        for expert in range(len(orders))
+        for n0, strips in _cover(weight.strips, ORDER_STRIPS)
+        for k0, deep in _cover(tiles, max(1, size // strips))
+    ]
     return Running(tasks, gather, workers)
 
 
@@ -924,8 +925,8 @@ class Staging:
     ) -> None:
         """Fill ``out`` from ``words``, both on the device, both checked.
 
-        Act-order reads rows from anywhere, so the words of such a matrix lie in host memory whole, packed and repacked,
-        one expert at a time; any other weight passes through the slots alone.
+        Act-order reads rows from anywhere, so the packed words of such a matrix lie in host memory whole, one expert at
+        a time; any other weight passes through the slots alone.
         """
         width = words.shape[-1]
         source, target = words.view(weight.tiles, -1), out.view(weight.tiles, -1)
@@ -940,31 +941,38 @@ class Staging:
                 if order is None:
                     self._flow(source, target, shuffle)
                 else:
-                    self._gather(weight, source, target, order, engine=engine)
+                    self._gather(weight, source, target, order, engine=engine, threads=threads)
             finally:
                 self._link.finish()
 
     def _gather(
-        self, weight: Weight, source: torch.Tensor, target: torch.Tensor, order: torch.Tensor, *, engine: Engine
+        self,
+        weight: Weight,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        order: torch.Tensor,
+        *,
+        engine: Engine,
+        threads: int,
     ) -> None:
         import torch
 
         matrix = replace(weight, experts=1)
-        packed, made = (torch.empty((matrix.tiles, source.shape[1]), dtype=torch.int32) for _ in range(2))
+        packed = torch.empty((matrix.tiles, source.shape[1]), dtype=torch.int32)
+        words = packed.view(matrix.packed_shape)
 
         def keep(block: Block) -> None:
             packed[block.k0 : block.k0 + block.tiles].view(-1).copy_(block.down)
 
-        def hand_out(block: Block) -> None:
-            block.up.copy_(made[block.k0 : block.k0 + block.tiles].view(-1))
+        def gather(block: Block, rows: torch.Tensor) -> Running:
+            part = replace(matrix, size_k=block.tiles * weight.tile_rows)
+            wanted = rows[block.k0 * weight.tile_rows :][: part.size_k].unsqueeze(0)
+            return start_repack(part, words, wanted, block.up, engine=engine, threads=threads)
 
-        for expert in range(weight.experts):
+        for expert, rows in enumerate(order):
             span = slice(expert * matrix.tiles, (expert + 1) * matrix.tiles)
             self._flow(source[span], None, keep)
-            words = packed.view(matrix.packed_shape)
-            row = order[expert : expert + 1]
-            start_repack(matrix, words, row, made, engine=engine, threads=default_threads()).join()
-            self._flow(None, target[span], hand_out)
+            self._flow(None, target[span], functools.partial(gather, rows=rows))
 
     def _flow(
         self, source: torch.Tensor | None, target: torch.Tensor | None, start: Callable[[Block], Running | None]
