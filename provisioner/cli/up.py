@@ -3,7 +3,8 @@
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,7 @@ Python = Annotated[str | None, typer.Option(help="The Python to use: a version o
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and its final digests; write nothing.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit 1 if anything would be done; write nothing.")]
 Reapply = Annotated[bool, typer.Option("--reapply-patches", help="Restore the files as shipped, then apply.")]
+Keep = Annotated[bool, typer.Option("--keep-patches", help="Keep patches of yours that stand beside the recipe's.")]
 Bare = Annotated[bool, typer.Option("--bare", help="The wheel alone, without dependencies (for CI and patch work).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to make a lock on the first use.")]
@@ -58,13 +60,13 @@ WithoutOverlay = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ForkOptions:
-    """What the command line says of a recipe's fork."""
+    """What the command line says of a recipe's fork, each under its option's name."""
 
-    folder: Path | None = None
-    url: str | None = None
-    commit: str | None = None
-    any_state: bool = False
-    without: bool = False
+    fork_dir: Path | None = None
+    fork_url: str | None = None
+    fork_commit: str | None = None
+    fork_any: bool = False
+    without_fork: bool = False
     without_overlay: bool = False
 
     def __bool__(self) -> bool:
@@ -73,13 +75,14 @@ class ForkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """What the command line says of the rest."""
+    """What the command line says of the rest, each under its option's name."""
 
     venv: Path | None
     python: str | None
     dry_run: bool
     check: bool
-    reapply: bool
+    reapply_patches: bool
+    keep_patches: bool
     bare: bool
     require_lock: bool
     rebuild: bool
@@ -97,58 +100,17 @@ def recipe_help(name: str) -> str:
 
 
 def command_for(name: str) -> Callable[..., int]:
-    """The command function of a built-in recipe; one with a fork has options for it."""
+    """The command function of a built-in recipe: ``up`` without its argument, and without a fork's options for a
+    recipe that has none."""
 
-    def command(
-        venv: Venv = None,
-        python: Python = None,
-        dry_run: DryRun = False,
-        check: Check = False,
-        reapply_patches: Reapply = False,
-        bare: Bare = False,
-        require_lock: RequireLock = False,
-        rebuild: Rebuild = False,
-        downgrade: Downgrade = False,
-        index_url: IndexUrl = None,
-        as_json: AsJson = False,
-        gpu: Gpu = None,
-        no_verify: NoVerify = False,
-        from_bundle: FromBundle = None,
-    ) -> int:
-        return up(
-            name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
-            as_json, gpu, no_verify, from_bundle,
-        )  # fmt: skip
+    def command(**options: Any) -> int:
+        return up(name, **options)
 
-    def fork_command(
-        venv: Venv = None,
-        python: Python = None,
-        dry_run: DryRun = False,
-        check: Check = False,
-        reapply_patches: Reapply = False,
-        bare: Bare = False,
-        require_lock: RequireLock = False,
-        rebuild: Rebuild = False,
-        downgrade: Downgrade = False,
-        index_url: IndexUrl = None,
-        as_json: AsJson = False,
-        gpu: Gpu = None,
-        no_verify: NoVerify = False,
-        from_bundle: FromBundle = None,
-        fork_dir: ForkDir = None,
-        fork_url: ForkUrl = None,
-        fork_commit: ForkCommit = None,
-        fork_any: ForkAny = False,
-        without_fork: WithoutFork = False,
-        without_overlay: WithoutOverlay = False,
-    ) -> int:
-        return up(
-            name, venv, python, dry_run, check, reapply_patches, bare, require_lock, rebuild, downgrade, index_url,
-            as_json, gpu, no_verify, from_bundle, fork_dir, fork_url, fork_commit, fork_any, without_fork,
-            without_overlay,
-        )  # fmt: skip
-
-    return fork_command if _has_fork(name) else command
+    left_out = {"recipe"} if _has_fork(name) else {"recipe", *(field.name for field in fields(ForkOptions))}
+    kept = [parameter for parameter in signature(up).parameters.values() if parameter.name not in left_out]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
+    command.__dict__["__signature__"] = Signature(kept)
+    return command
 
 
 def up(
@@ -158,6 +120,7 @@ def up(
     dry_run: DryRun = False,
     check: Check = False,
     reapply_patches: Reapply = False,
+    keep_patches: Keep = False,
     bare: Bare = False,
     require_lock: RequireLock = False,
     rebuild: Rebuild = False,
@@ -178,30 +141,9 @@ def up(
 
     Example: [bold]provision up hynix-stable --venv ~/vllm[/bold]
     """
-    options = UpOptions(
-        venv=venv,
-        python=python,
-        dry_run=dry_run,
-        check=check,
-        reapply=reapply_patches,
-        bare=bare,
-        require_lock=require_lock,
-        rebuild=rebuild,
-        downgrade=downgrade,
-        index_url=index_url,
-        as_json=as_json,
-        gpu=gpu,
-        no_verify=no_verify,
-        from_bundle=from_bundle,
-    )
-    fork = ForkOptions(
-        folder=fork_dir,
-        url=fork_url,
-        commit=fork_commit,
-        any_state=fork_any,
-        without=without_fork,
-        without_overlay=without_overlay,
-    )
+    given = dict(locals())
+    options = UpOptions(**{field.name: given[field.name] for field in fields(UpOptions)})
+    fork = ForkOptions(**{field.name: given[field.name] for field in fields(ForkOptions)})
     return _run(recipe, options, fork)
 
 
@@ -269,16 +211,17 @@ def _ask(
     options: UpOptions,
 ) -> "Request":
     """What the command line asks for, with packages from the user's index."""
+    from provisioner.provisioning.beside import with_beside
     from provisioner.provisioning.execute import Request
 
     return Request(
         recipe=recipe,
         lock=lock,
-        series=series,
+        series=with_beside(series, venv, recipe.distribution) if options.keep_patches else series,
         venv=venv,
         python=options.python,
         bare=options.bare,
-        reapply=options.reapply,
+        reapply=options.reapply_patches,
         open_wheel=open_wheel,
         environ=os.environ,
     )
@@ -331,15 +274,15 @@ def _choose_place(
 
     if fork and recipe.fork is None:
         raise UsageError("the recipe has no fork, so its options do not go with it", where=recipe.where)
-    if fork.without and fork != ForkOptions(without=True):
+    if fork.without_fork and fork != ForkOptions(without_fork=True):
         raise UsageError("--without-fork does not go with other options of the fork")
-    if fork.folder is not None and fork.url is not None:
+    if fork.fork_dir is not None and fork.fork_url is not None:
         raise UsageError("--fork-dir names a checkout and --fork-url a place to clone; name one")
-    folder, venv = find_places(recipe, context, options.venv, fork.folder, without_fork=fork.without)
+    folder, venv = find_places(recipe, context, options.venv, fork.fork_dir, without_fork=fork.without_fork)
     if folder is None:
         return None, venv
     overlay = not fork.without_overlay
-    wish = ForkWish(folder=folder, url=fork.url, commit=fork.commit, any_state=fork.any_state, overlay=overlay)
+    wish = ForkWish(folder=folder, url=fork.fork_url, commit=fork.fork_commit, any_state=fork.fork_any, overlay=overlay)
     return wish, venv
 
 
@@ -369,16 +312,19 @@ def _show_plan(request: Any, context: Any, *, check: bool, as_json: bool) -> int
     from provisioner.cli import render
     from provisioner.cli.verdicts import describe_verdict, verdict_rows
     from provisioner.provisioning.execute import plan_environment
-    from provisioner.provisioning.plan import describe_action
+    from provisioner.provisioning.plan import describe_action, taken_out
 
     plan = plan_environment(request, context.uv())
-    lines = [describe_action(action) for action in plan.actions]
+    lines, going = [describe_action(action) for action in plan.actions], taken_out(plan.actions)
     if as_json:
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "final": plan.final}
+        payload["taken_out"] = going
         render.print_json("plan", {**payload, "patches": describe_verdict(plan.verdict)})
     else:
         render.print_text("\n".join(lines) if lines else "nothing to do: everything is as the recipe says")
         render.print_table(("PATCH", "VERDICT", "FILE", "FINAL DIGEST"), verdict_rows(plan.verdict))
+        if going:
+            render.print_note(f"hint: to keep {', '.join(going)}: run with --keep-patches")
     return 1 if check and plan else 0
 
 
@@ -388,8 +334,10 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     from provisioner.cli import render
     from provisioner.cli.progress import open_reporter
     from provisioner.cli.verdicts import describe_verdict
-    from provisioner.provisioning.plan import describe_action
+    from provisioner.provisioning.beside import saved_text
+    from provisioner.provisioning.plan import describe_action, taken_out
     from provisioner.provisioning.preflight import look_at_card
+    from provisioner.provisioning.state import state_of
 
     with open_reporter() as reporter:
         preflight = look_at_card(request.recipe.card)
@@ -398,8 +346,9 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
         outcome = carry_out(request, context.uv(), reporter)
         checked = _check_on_card(request, options, reporter) if preflight.card is not None else None
     lines = [describe_action(action) for action in outcome.actions]
+    going = {patch_id: str(saved_text(state_of(request.venv), patch_id)) for patch_id in taken_out(outcome.actions)}
     if options.as_json:
-        payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines}
+        payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "taken_out": going}
         details = {"patches": describe_verdict(outcome.verdict), "receipt": asdict(outcome.receipt)}
         render.print_json("up", {**payload, **details, "verification": _summarize(checked)})
         return _exit_code(checked)
@@ -411,6 +360,9 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
         f" (commit {outcome.receipt.build.commit}), torch {outcome.receipt.torch or 'none'}\n"
         f"  patches      {patches}"
     )
+    if going:
+        again = shlex.join(["provision", "patch", "apply", *going.values(), "--venv", str(request.venv)])
+        render.print_text(f"  taken out    {', '.join(going)}; to have it back: {again}")
     if checked is not None:
         render.print_text(f"  on the card  {checked.verdict}: {checked.why}")
     render.print_text(f"next: {shlex.join(['provision', 'status', request.recipe.name, '--venv', str(request.venv)])}")

@@ -25,6 +25,7 @@ from provisioner.patching.series import touched_paths
 from provisioner.patching.steps import FileStep
 from provisioner.patching.transaction import execute, is_interrupted, recover
 from provisioner.progress import Reporter
+from provisioner.provisioning.beside import patches_beside, save_texts
 from provisioner.provisioning.checks import (
     RecordFinding,
     SourceCheck,
@@ -54,7 +55,9 @@ from provisioner.provisioning.plan import (
     EnvironmentPlan,
     InstallPackages,
     RecoverTransaction,
+    TakeOutPatches,
     WriteReceipt,
+    describe_action,
     is_receipt_current,
 )
 from provisioner.provisioning.preflight import BARE_ENVIRONMENT_BYTES, FULL_ENVIRONMENT_BYTES, check_disk
@@ -183,6 +186,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
         actions.append(InstallPackages(count=len(differing), reasons=differing))
     else:
         _insist_on_record(request, site, peek_sources)
+    actions += _going(request, site)
     if steps:
         actions.append(ChangeFiles(steps=steps))
     if not is_receipt_current(read_receipt(site.state_dir), _make_receipt(request, site, verdict)):
@@ -326,6 +330,10 @@ def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Actio
     facts = _gather(request, site)
     verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
+    going = _going(request, site)
+    for action in going:
+        saved = save_texts(site, action.ids, site.state_dir)
+        reporter.warn(f"{describe_action(action)}; kept as {', '.join(map(str, saved))}")
     if steps:
         reporter.stage(f"change {count_text(len({step.path for step in steps}), 'file')} in one transaction")
         _keep(request, site, verdict)
@@ -337,7 +345,12 @@ def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Actio
             may_create=frozenset({*verdict.final, *_leftover_paths(request, site)}),
         )
     _prove_build(request, site)
-    return ([ChangeFiles(steps=steps)] if steps else []), verdict
+    return [*going, *([ChangeFiles(steps=steps)] if steps else [])], verdict
+
+
+def _going(request: Request, site: Site) -> list[TakeOutPatches]:
+    ids = patches_beside(read_receipt(site.state_dir), request.series)
+    return [TakeOutPatches(ids=ids)] if ids else []
 
 
 def _gather(request: Request, site: Site) -> dict[str, FileFacts]:

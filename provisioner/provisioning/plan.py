@@ -1,5 +1,6 @@
 """What must be done so that an environment is as its recipe says: wanted against found. Pure but for the types."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from provisioner.counts import count_text
@@ -45,6 +46,13 @@ class CheckRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TakeOutPatches:
+    """Take out patches that were applied here beside the recipe's."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChangeFiles:
     """Bring the files of the series to their final bytes in one transaction."""
 
@@ -62,6 +70,7 @@ Action = (
     | AdoptEnvironment
     | InstallPackages
     | CheckRecord
+    | TakeOutPatches
     | ChangeFiles
     | WriteReceipt
 )
@@ -98,10 +107,17 @@ def describe_action(action: Action) -> str:
             )
         case CheckRecord(files=files):
             return f"check {count_text(files, 'file') if files else 'all files'} against RECORD"
+        case TakeOutPatches(ids=ids):
+            return f"take out {', '.join(ids)}: applied here, and not the recipe's"
         case ChangeFiles(steps=steps):
             return f"change {count_text(len({step.path for step in steps}), 'file')} in one transaction"
         case WriteReceipt():
             return "write the receipt"
+
+
+def taken_out(actions: Iterable[Action]) -> tuple[str, ...]:
+    """The ids of the patches that the actions take out."""
+    return tuple(patch_id for action in actions if isinstance(action, TakeOutPatches) for patch_id in action.ids)
 
 
 def is_receipt_current(old: Receipt | None, new: Receipt) -> bool:

@@ -8,12 +8,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from provisioner.environment.site import find_site
 from provisioner.environment.uv import Uv, VenvLayout
 from provisioner.errors import EnvironmentConflictError, NotRestoredError, ProvisionError, RestoredError
 from provisioner.patching.hold import hold_environment
 from provisioner.progress import Reporter
+from provisioner.provisioning.beside import TAKEN_OUT, patches_beside, save_texts
 from provisioner.provisioning.execute import WAIT_SECONDS, Outcome, Request, provision
-from provisioner.provisioning.state import read_owner, state_of
+from provisioner.provisioning.plan import TakeOutPatches, describe_action
+from provisioner.provisioning.state import read_owner, read_receipt, state_of
 
 
 def settle_rebuild(venv: Path) -> bool:
@@ -40,6 +43,7 @@ def rebuild_environment(request: Request, uv: Uv, reporter: Reporter) -> Outcome
             _remove(leftover)
         reporter.stage(f"build the new environment beside {request.venv.name}")
         provision(replace(request, venv=new, layout=VenvLayout.RELOCATABLE), uv, reporter)
+        going = _save_beside(request, new, reporter)
         reporter.stage("put it in its place")
         request.venv.rename(former)
         try:
@@ -48,7 +52,18 @@ def rebuild_environment(request: Request, uv: Uv, reporter: Reporter) -> Outcome
         except (OSError, ProvisionError) as error:
             _swap_back(request.venv, new, former, error)
         _remove(former)
-    return outcome
+    return replace(outcome, actions=(*going, *outcome.actions))
+
+
+def _save_beside(request: Request, new: Path, reporter: Reporter) -> tuple[TakeOutPatches, ...]:
+    """Bring the texts of patches that stand beside the recipe's over to the new environment, which has them no more."""
+    ids = patches_beside(read_receipt(state_of(request.venv)), request.series)
+    if not ids:
+        return ()
+    action = TakeOutPatches(ids=ids)
+    save_texts(find_site(request.venv, request.recipe.distribution), ids, state_of(new))
+    reporter.warn(f"{describe_action(action)}; kept in {state_of(request.venv) / TAKEN_OUT}")
+    return (action,)
 
 
 def _swap_back(venv: Path, new: Path, former: Path, error: Exception) -> None:
