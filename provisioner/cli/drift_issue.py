@@ -41,12 +41,15 @@ def drift_issue(
 def _read(path: Path) -> dict[str, object]:
     import json
 
+    from provisioner.drift.reports.parse import parse_report
     from provisioner.errors import UsageError
 
     try:
-        found: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found: dict[str, object] = json.loads(text)
     except (OSError, ValueError) as error:
         raise UsageError(f"not a report: {error}", where=str(path)) from error
     if found.get("schema") != "provision/drift/1":
         raise UsageError("not a drift report", where=str(path), expected="schema provision/drift/1")
+    parse_report(text, where=str(path))
     return found

@@ -45,11 +45,11 @@ def state_key(report: Mapping[str, Any]) -> str:
 
 def print_body(report: Mapping[str, Any]) -> str:
     """The issue text of a report (schema ``provision/drift/1``): one section a drift, with the builds that have it."""
-    drifts: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    drifts: dict[str, list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
     for build in report["builds"]:
         for patch in build["patches"]:
             if patch["response"] == "fail":
-                drifts.setdefault(patch["key"], []).append((build["label"], patch))
+                drifts.setdefault(patch["key"], []).append((build, patch))
     lines = [
         f"{MARK}{state_key(report)} -->",
         count_text(len(drifts), "drift fails by its recipe's policy.", "drifts fail by their recipes' policies."),
@@ -57,24 +57,29 @@ def print_body(report: Mapping[str, Any]) -> str:
     ]
     for key, found in drifts.items():
         patch = found[0][1]
-        labels = [label for label, _ in found]
+        labels = [build["label"] for build, _ in found]
+        newest = found[-1][0]
+        onto = f"commit:{newest['commit']}" if newest["commit"] else f"pypi:{newest['version']}"
         more = f" and {len(labels) - _SHOWN_BUILDS} more" if len(labels) > _SHOWN_BUILDS else ""
         lines += [f"### {patch['recipe']}: {patch['id']}: {patch['verdict']}", ""]
         lines += [f"On {', '.join(labels[:_SHOWN_BUILDS])}{more}. Key `{key}`.", ""]
         lines += [f"* {line}" for line in patch["account"]]
-        lines += ["", f"Next: `provision patch refresh {patch['id']} --onto pypi:{labels[-1]}`", ""]
+        lines += ["", f"Next: `provision patch refresh {patch['id']} --onto {onto}`", ""]
     return "\n".join(lines)
 
 
 def update_issue(report: Mapping[str, Any], tracker: Tracker, session: "requests.Session") -> Deed:
     """Open, change, reopen or close the one issue, so that it says what the report says.
 
+    It is closed only by a report that knows all: what could not be read may still drift.
     Raises NetworkError where the tracker does not answer as it should.
     """
     known = _find(tracker, session)
     if not report["failing"]:
         if known is None or known["state"] == "closed":
             return Deed.NONE
+        if any(build["failure"] for build in report["builds"]) or report["not_judged"]:
+            return Deed.UNCHANGED
         _send(session, tracker, "PATCH", f"issues/{known['number']}", {"state": "closed"})
         return Deed.CLOSED
     body = print_body(report)
