@@ -236,6 +236,23 @@ def test_the_files_are_what_their_schemas_say(schema: str, file: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("schema", "begin", "head"),
+    [
+        ("vendor.gitlab-ci", "drift:\n", ""),
+        ("vendor.github-workflows", "jobs:\n", "on: workflow_dispatch\n"),
+    ],
+)
+def test_the_examples_are_what_their_schemas_say(schema: str, begin: str, head: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "drift.md").read_text()
+    (example,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if block.startswith(begin)]
+    file = tmp_path / "example.yml"
+    file.write_text(head + example)
+    command = [linter("check-jsonschema"), "--builtin-schema", schema, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_workflow_is_safe() -> None:
     command = [linter("zizmor"), "--offline", str(WORKFLOW), str(ROOT / "action.yml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
