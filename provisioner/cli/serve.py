@@ -34,9 +34,14 @@ def serve(
         bool, typer.Option("--print", help="Print the command and environment; run nothing.")
     ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each argument's reason; run nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines; run nothing.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The plan and exit code of a start as JSON; run nothing.")
+    ] = False,
 ) -> int:
     """Start a recipe's server, if nothing speaks against it; else say everything that does.
+
+    Exit 2 for the command line, 5 for the environment, 8 for the card. With --print and --explain only what the printed
+    command itself can never do counts.
 
     Example: [bold]provision serve hynix --model ~/models/Qwen3.8-27B-Int8 --generate-key[/bold]
     """
@@ -72,8 +77,12 @@ def serve(
     given = Given(recipe=recipe, options=tuple((name, str(path)) for name, path in options if path is not None))
     prepared = prepare(request)
     prepared = replace(prepared, findings=complete_findings(prepared.findings, given))
-    if print_only or explain or as_json:
-        return _show(request, prepared, explain=explain, script=print_only, as_json=as_json)
+    if print_only or explain:
+        prepared = replace(prepared, findings=soften(prepared.findings))
+    if as_json:
+        return _show_json(request, prepared)
+    if print_only or explain:
+        return _show(prepared, explain=explain, script=print_only)
     return _start(prepared)
 
 
@@ -135,26 +144,32 @@ def check_vendor(text: str | None) -> str | None:
     return text
 
 
-def _show(request: "ServeRequest", prepared: "Prepared", *, explain: bool, script: bool, as_json: bool) -> int:
+def _show_json(request: "ServeRequest", prepared: "Prepared") -> int:
     from provisioner.cli import render
-    from provisioner.cli.findings import describe_finding, finding_lines
-    from provisioner.serving.findings import Severity, Subject
+    from provisioner.cli.findings import describe_finding
+    from provisioner.serving.findings import exit_code_of
+
+    code = exit_code_of(prepared.findings)
+    shown = [describe_finding(finding) for finding in prepared.findings]
+    payload = {"recipe": request.recipe.name, "exit": code, **describe_launch(prepared.launch), "findings": shown}
+    render.print_json("serve", payload)
+    return code
+
+
+def _show(prepared: "Prepared", *, explain: bool, script: bool) -> int:
+    from provisioner.cli import render
+    from provisioner.cli.findings import finding_lines
+    from provisioner.serving.findings import exit_code_of
     from provisioner.serving.launch import shell_script
 
-    findings = soften(prepared.findings)
-    refused = any(item.severity is Severity.ERROR and item.subject is Subject.COMMAND for item in findings)
-    if as_json:
-        shown = [describe_finding(finding) for finding in findings]
-        payload = {"recipe": request.recipe.name, **describe_launch(prepared.launch), "findings": shown}
-        render.print_json("serve", payload)
-        return 2 if refused else 0
-    for line in finding_lines(findings):
+    code = exit_code_of(prepared.findings)
+    for line in finding_lines(prepared.findings):
         render.print_note(line)
     if explain:
         render.print_table(("SETTING", "FROM", "WHY"), explain_rows(prepared.launch))
-    if script and not refused:
+    if script and not code:
         render.print_text(shell_script(prepared.launch))
-    return 2 if refused else 0
+    return code
 
 
 def _start(prepared: "Prepared") -> int:

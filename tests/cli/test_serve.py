@@ -185,12 +185,22 @@ def test_json_has_the_plan_and_the_findings(place):
     assert values["schema"] == "provision/serve/1"
     assert values["environment"]["VLLM_API_KEY"] == "<redacted>"
     assert [(item["id"], item["severity"]) for item in values["findings"]] == [
-        ("no-model", "warning"),
+        ("no-model", "error"),
         ("variable-dropped", "note"),
     ]
     assert set(values["findings"][0]) == {"id", "severity", "subject", "what", "evidence", "next"}
     assert values["argv"][2] == "<model>"
-    assert done.returncode == 0
+    assert (done.returncode, values["exit"]) == (2, 2)
+
+
+def test_json_ends_as_the_start_would(place):
+    words = ["--model", "weights"]
+    assert [run(place, *words, "--json")[0].returncode, run(place, *words)[0].returncode] == [0, 0]
+    packages = next((place / "venv").glob("lib/python*/site-packages"))
+    (packages / PATCHED).write_text("other\n")
+    assert [run(place, *words, "--json")[0].returncode, run(place, *words)[0].returncode] == [5, 5]
+    printed, _, _ = run(place, *words, "--json", "--print")
+    assert (printed.returncode, json.loads(printed.stdout)["exit"]) == (0, 0)
 
 
 def test_explain_gives_every_reason(place):
@@ -250,10 +260,10 @@ def fork(tmp_path):
 
 def test_the_forks_plan_needs_a_key_and_no_host(fork, capsys):
     words = ["serve", "samsung", "--fork-dir", str(fork), "--host", "127.0.0.1", "--json"]
-    assert main(words) == 2
+    assert main([*words, "--print"]) == 2
     assert main(words[:-1]) == 8
     assert "error[no-key]" in capsys.readouterr().err
-    assert main(words) == 2
+    assert main(words) == 8
     values = json.loads(capsys.readouterr().out)
     found = [finding["id"] for finding in values["findings"]]
     assert {"fork-host", "no-key", "no-drafter", "card-missing", "fork-differs"} <= set(found)
