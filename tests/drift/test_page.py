@@ -59,7 +59,7 @@ def test_keyboard_filters_and_accounts(browser, settings, tmp_path: Path) -> Non
     from selenium.webdriver.common.keys import Keys
 
     page = tmp_path / "drift.html"
-    page.write_text(print_html(run(settings, subject(), subject(PatchPolicy.OPTIONAL, name="other"))), encoding="utf-8")
+    page.write_text(print_html(run(settings, subject(), subject(PatchPolicy.OPTIONAL, name="tiny"))), encoding="utf-8")
     browser.get(page.as_uri())
 
     cells = browser.find_elements(By.CSS_SELECTOR, ".matrix .cell")
