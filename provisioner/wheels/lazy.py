@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import threading
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -73,21 +74,29 @@ class Wheel(Protocol):
         """Give back what is held."""
 
 
-class _ZippedWheel:
-    """A wheel over anything that gives bytes by place."""
+class _ZippedWheel(Protocol):
+    """A wheel over anything that gives a head and bytes by place: what a class must have, and what comes of it."""
 
-    def __init__(self, filename: str, where: str) -> None:
-        self.filename = unquote(filename)
-        self.where = where
+    filename: str
+    where: str
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held."""
+
+    @abstractmethod
+    def _load_head(self) -> Head:
+        """Directory, RECORD and METADATA."""
+
+    @abstractmethod
+    def _load_spans(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes from each start to its stop."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def close(self) -> None:
-        raise NotImplementedError
 
     def names(self) -> tuple[str, ...]:
         return self._head.directory.names()
@@ -118,13 +127,6 @@ class _ZippedWheel:
     def _head(self) -> Head:
         return self._load_head()
 
-    def _load_head(self) -> Head:
-        raise NotImplementedError
-
-    def _load_spans(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes from each start to its stop."""
-        raise NotImplementedError
-
     def _read_members(self, paths: Sequence[str]) -> dict[str, bytes]:
         members = {path: member for path in paths if (member := self._head.member(path)) is not None}
         spans = join_spans((member.start, member.stop) for member in members.values())
@@ -154,7 +156,7 @@ class LocalWheel(_ZippedWheel):
     """A wheel file on disk."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path.name, str(path))
+        self.filename, self.where = unquote(path.name), str(path)
         try:
             self._file = path.open("rb")
         except OSError as error:
@@ -194,7 +196,7 @@ class RemoteWheel(_ZippedWheel):
         cache: WheelCache | None = None,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(urlsplit(url).path.rpartition("/")[2], redact(url))
+        self.filename, self.where = unquote(urlsplit(url).path.rpartition("/")[2]), redact(url)
         self._url, self._transport, self._cache, self._progress = url, transport, cache, progress
         self._size, self._sha256 = size, sha256
         self._key = f"sha256-{sha256}" if sha256 else key_of_url(strip_credentials(url))
