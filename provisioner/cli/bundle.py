@@ -1,19 +1,24 @@
 """``provision bundle``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from provisioner.counts import count_text
 
 if TYPE_CHECKING:
+    from provisioner.provisioning.bundle_check import CheckedBundle
     from provisioner.provisioning.bundling import WrittenBundle
+    from provisioner.provisioning.manifest import Manifest
 
 
 def bundle(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, such as hynix.tar.")],
+    recipe: Annotated[
+        str | None, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write, such as hynix.tar.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Read this bundle from end to end instead; write nothing.")] = None,
     python: Annotated[str | None, typer.Option(help="The target's Python (default: the recipe's own).")] = None,
     bare: Annotated[bool, typer.Option("--bare", help="The wheel alone, without dependencies.")] = False,
     without_tool: Annotated[bool, typer.Option("--without-tool", help="For hosts that have provision.")] = False,
@@ -24,47 +29,99 @@ def bundle(
 
     Example: [bold]provision bundle hynix-stable -o hynix-stable.tar[/bold]
     """
+    from provisioner.errors import UsageError
+
+    if check is not None:
+        if recipe is not None or output is not None:
+            raise UsageError("--check reads a bundle and takes neither a recipe nor --output")
+        return _check(check.expanduser().absolute(), as_json=as_json)
+    if recipe is None or output is None:
+        raise UsageError(
+            "a recipe and a file to write are needed",
+            hints=("provision bundle hynix-stable -o hynix-stable.tar", "provision bundle --check FILE"),
+        )
+    return _write(recipe, output, python, index_url, bare=bare, without_tool=without_tool, as_json=as_json)
+
+
+def _write(
+    recipe: str,
+    output: Path,
+    python: str | None,
+    index_url: str | None,
+    *,
+    bare: bool,
+    without_tool: bool,
+    as_json: bool,
+) -> int:
     from provisioner.cli.catalogue import find_recipe_file, open_recipe
     from provisioner.cli.context import read_context
     from provisioner.cli.progress import open_reporter
     from provisioner.environment.lock import LockScope
-    from provisioner.provisioning.bundling import BundleRequest, add_own_tool, choose_minor, write_bundle
+    from provisioner.provisioning.bundling import BundleRequest, choose_minor, write_bundle
     from provisioner.provisioning.first_use import FirstUse
+    from provisioner.provisioning.own_wheel import read_own_tool
 
     context, wanted = read_context(index_url), open_recipe(recipe)
     minor = choose_minor(wanted.python, python)
-    settings, uv = context.settings(), context.uv()
-    lock = context.lock(wanted, LockScope.WHEEL_ALONE if bare else LockScope.COMPLETE, FirstUse.KEEP)
+    tool = None if without_tool else read_own_tool(minor)
+    request = BundleRequest(
+        recipe=wanted,
+        recipe_text=find_recipe_file(recipe).read_bytes(),
+        lock=context.lock(wanted, LockScope.WHEEL_ALONE if bare else LockScope.COMPLETE, FirstUse.KEEP),
+        python=minor,
+        bare=bare,
+        tool=tool,
+    )
     with open_reporter() as reporter:
-        request = BundleRequest(
-            recipe=wanted,
-            recipe_text=find_recipe_file(recipe).read_bytes(),
-            lock=lock,
-            python=minor,
-            bare=bare,
-            add_tool=None if without_tool else lambda folder: add_own_tool(folder, minor, settings, uv, reporter),
-        )
-        written = write_bundle(request, output.expanduser().absolute(), settings, reporter)
-    _show(written, as_json=as_json)
+        written = write_bundle(request, output.expanduser().absolute(), context.settings(), reporter)
+    _show_written(written, as_json=as_json)
     return 0
 
 
-def _show(written: "WrittenBundle", *, as_json: bool) -> None:
-    from dataclasses import asdict
+def _check(path: Path, *, as_json: bool) -> int:
+    from provisioner.cli import render
+    from provisioner.cli.progress import open_reporter
+    from provisioner.provisioning.bundle_check import check_bundle
 
+    with open_reporter() as reporter:
+        checked = check_bundle(path, reporter)
+    if as_json:
+        render.print_json("bundle-check", _facts(checked))
+    else:
+        render.print_text(f"{checked.path}: whole, every member as listed\n{_describe(checked)}")
+    return 0
+
+
+def _show_written(written: "WrittenBundle", *, as_json: bool) -> None:
     from provisioner.cli import render
 
-    manifest = written.manifest
     if as_json:
-        facts = {"path": str(written.path), "sha256": written.sha256, "size": written.size}
-        render.print_json("bundle-written", {**facts, "manifest": asdict(manifest)})
+        render.print_json("bundle-written", _facts(written))
         return
+    render.print_text(f"{written.path}\n{_describe(written)}")
+    render.print_note(f"next: {_next_command(written.manifest, written.path)}")
+
+
+def _facts(bundle: "WrittenBundle | CheckedBundle") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    facts = {"path": str(bundle.path), "sha256": bundle.sha256, "size": bundle.size}
+    return {**facts, "manifest": asdict(bundle.manifest)}
+
+
+def _describe(bundle: "WrittenBundle | CheckedBundle") -> str:
+    manifest = bundle.manifest
     wheels = count_text(len(manifest.under("wheels")), "wheel")
-    render.print_text(
-        f"{written.path}\n"
-        f"  sha256  {written.sha256}\n"
-        f"  size    {written.size / 1e6:.0f} MB, {wheels} for Python {manifest.python}\n"
+    return (
+        f"  recipe  {manifest.recipe}: {manifest.distribution} {manifest.version}\n"
+        f"  sha256  {bundle.sha256}\n"
+        f"  size    {bundle.size / 1e6:.0f} MB, {wheels} for Python {manifest.python}\n"
         f"  tool    {manifest.tool or 'left out'}"
     )
-    bare = " --bare" if manifest.bare else ""
-    render.print_note(f"next: provision up {manifest.recipe} --from-bundle {written.path}{bare}")
+
+
+def _next_command(manifest: "Manifest", path: Path) -> str:
+    import shlex
+
+    bare = ["--bare"] if manifest.bare else []
+    return shlex.join(["provision", "up", manifest.recipe, "--from-bundle", str(path), *bare])

@@ -178,14 +178,15 @@ def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
 def _run_unplugged(recipe: str, bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
     """From a bundle's recipe, lock, patches and wheels; no index is asked."""
     from provisioner.errors import UsageError
-    from provisioner.provisioning.bundle import insist_on_recipe, open_bundle, unpacking
+    from provisioner.provisioning.bundle import insist_on_host, insist_on_recipe, open_bundle, unpacking
     from provisioner.provisioning.preflight import check_platform
     from provisioner.provisioning.store import open_series
 
     bundle = open_bundle(bundle_file.expanduser().absolute())
     insist_on_recipe(bundle, Path(recipe).stem if recipe.endswith(".toml") else recipe, bare=options.bare)
-    wanted = bundle.recipe()
     check_platform()
+    insist_on_host(bundle, options.python, bare=options.bare)
+    wanted = bundle.recipe()
     wish, venv = _choose_place(wanted, context, options, fork)
     if wish is not None:
         raise UsageError("a fork does not travel in a bundle", where=wanted.where, hints=("--without-fork",))

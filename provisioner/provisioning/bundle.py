@@ -6,26 +6,42 @@ checked: small members when they are read, wheels when they are unpacked.
 
 import contextlib
 import hashlib
+import re
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from provisioner.counts import count_text
+from provisioner.digests import Digest
 from provisioner.environment.lock import Lock, parse_lock
-from provisioner.errors import CannotObtainError, HashMismatchError, InvalidBundleError, UsageError
+from provisioner.environment.site import ask_interpreter
+from provisioner.errors import (
+    CannotObtainError,
+    HashMismatchError,
+    InvalidBundleError,
+    NoCompatibleWheelError,
+    UsageError,
+)
 from provisioner.progress import Reporter
 from provisioner.provisioning.manifest import FILE_NAME, BundledFile, Manifest, parse_manifest
+from provisioner.provisioning.preflight import check_disk
 from provisioner.provisioning.wheel import insist_on_record
 from provisioner.recipe import Recipe, parse_recipe
 from provisioner.wheels.lazy import LocalWheel, Wheel
+from provisioner.wheels.names import oldest_glibc
 
 RECIPES, LOCKS, PATCHES, WHEELS, TOOL = "recipes", "lockfiles", "patches", "wheels", "tool"
 _MANIFEST_LIMIT = 16 << 20
+_SMALL = 64 << 20
+"""More than any text of a bundle has, in bytes."""
 _BLOCK = 1 << 20
+_WORKERS = 4
+_NO_ROOM = ("set PROVISION_HOME to a folder on another disk",)
 _ABANDONED_AFTER = 24 * 3600.0
 """Seconds after which what a killed run had unpacked belongs to nobody."""
 
@@ -46,7 +62,9 @@ class Bundle:
         found = next((file for file in self.manifest.files if file.path == member), None)
         if found is None:
             raise InvalidBundleError(f"the bundle does not hold {member}", where=str(self.path))
-        return b"".join(self._blocks(found))
+        if found.size > _SMALL:
+            raise InvalidBundleError(f"{member} is too large for what it is", where=str(self.path))
+        return b"".join(self.blocks(found))
 
     def unpack(self, file: BundledFile, folder: Path) -> Path:
         """Write one member under ``folder``, by its own path. Raises HashMismatchError or CannotObtainError."""
@@ -54,33 +72,46 @@ class Bundle:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with target.open("wb") as stream:
-                for block in self._blocks(file):
+                for block in self.blocks(file):
                     stream.write(block)
         except OSError as error:
             raise CannotObtainError("the bundle cannot be unpacked", where=str(target), found=error.strerror) from error
         return target
 
     def recipe(self) -> Recipe:
-        """The recipe that the bundle was made for."""
+        """The recipe that the bundle was made for. Raises InvalidBundleError where it is not the one that is listed."""
         name = self.manifest.recipe
         where = f"{self.path.name}: {name}.toml"
-        return parse_recipe(self.read(f"{RECIPES}/{name}.toml").decode(), name=name, where=where)
+        recipe = parse_recipe(self._read_text(f"{RECIPES}/{name}.toml"), name=name, where=where)
+        self._insist("recipe", recipe.digest, self.manifest.recipe_digest)
+        return recipe
 
     def lock(self) -> Lock:
         """The lock that the bundle was made by. Raises InvalidBundleError where it is not the one that is listed."""
         name = self.manifest.recipe
-        facts, requirements = (self.read(f"{LOCKS}/{name}.{ending}").decode() for ending in ("toml", "txt"))
+        facts, requirements = (self._read_text(f"{LOCKS}/{name}.{ending}") for ending in ("toml", "txt"))
         lock = parse_lock(facts, requirements, where=f"{self.path.name}: {name}.toml")
-        if lock.digest != self.manifest.lock_digest:
-            raise InvalidBundleError(
-                "the lock is not the one that the bundle names",
-                where=str(self.path),
-                expected=self.manifest.lock_digest,
-                found=lock.digest,
-            )
+        self._insist("lock", lock.digest, self.manifest.lock_digest)
         return lock
 
-    def _blocks(self, file: BundledFile) -> Iterator[bytes]:
+    def _read_text(self, member: str) -> str:
+        try:
+            return self.read(member).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidBundleError(f"{member} is no text", where=str(self.path)) from error
+
+    def _insist(self, what: str, found: Digest, expected: Digest) -> None:
+        if found != expected:
+            raise InvalidBundleError(
+                f"the {what} is not the one that the bundle names",
+                where=str(self.path), expected=expected, found=found,
+            )  # fmt: skip
+
+    def blocks(self, file: BundledFile) -> Iterator[bytes]:
+        """A member's bytes in pieces.
+
+        Raises HashMismatchError after the last piece where they were not the ones that the list says.
+        """
         hasher = hashlib.sha256()
         with _open(self.path) as stream:
             stream.seek(self.offsets[file.path])
@@ -107,7 +138,8 @@ def open_bundle(path: Path) -> Bundle:
     with _open(path) as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r:") as archive:
-                manifest, members = _read_list(archive, path), archive.getmembers()
+                manifest = _read_list(archive, path)
+                members = _read_members(archive)
         except tarfile.TarError as error:
             raise InvalidBundleError(f"this is no bundle: {error}", where=str(path)) from error
         end = stream.seek(0, 2)
@@ -117,7 +149,7 @@ def open_bundle(path: Path) -> Bundle:
 
 def _read_list(archive: tarfile.TarFile, path: Path) -> Manifest:
     first = archive.next()
-    stream = archive.extractfile(first) if first is not None and first.name == FILE_NAME and first.isreg() else None
+    stream = archive.extractfile(first) if first is not None and first.name == FILE_NAME and _is_plain(first) else None
     if first is None or stream is None or first.size > _MANIFEST_LIMIT:
         raise InvalidBundleError("this is no bundle: its first member is not the list of the others", where=str(path))
     try:
@@ -127,16 +159,40 @@ def _read_list(archive: tarfile.TarFile, path: Path) -> Manifest:
     return parse_manifest(text, where=f"{path.name}: {FILE_NAME}")
 
 
+def _read_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    """The members after the list, as far as they can be read: where the file was cut, the last ones are missing."""
+    members: list[tarfile.TarInfo] = []
+    with contextlib.suppress(tarfile.ReadError):
+        while (member := archive.next()) is not None:
+            members.append(member)
+    return members
+
+
+def _is_plain(member: tarfile.TarInfo) -> bool:
+    """A file with its bytes in the tar: no link, device, folder or sparse file."""
+    return member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+
+
 def _compare(manifest: Manifest, members: list[tarfile.TarInfo], path: Path, end: int) -> None:
+    odd = next((member for member in members if not _is_plain(member)), None)
+    if odd is not None:
+        raise InvalidBundleError("a member is not a plain file", where=str(path), found=odd.name)
     listed = [(file.path, file.size) for file in manifest.files]
-    found = [(member.name, member.size) for member in members[1:]]
-    if listed != found or not all(member.isreg() for member in members):
-        odd = sorted({name for name, _ in {*listed} ^ {*found}})
+    found = [(member.name, member.size) for member in members]
+    whole = [member.offset_data + member.size <= end for member in members]
+    if listed[: len(found)] == found and not (len(found) == len(listed) and all(whole)):
+        first = next((name for (name, _), there in zip(found, whole, strict=True) if not there), None)
         raise InvalidBundleError(
-            "the members are not the ones that the bundle lists", where=str(path), found=", ".join(odd[:5]) or None
+            "the bundle is cut short or damaged",
+            where=str(path),
+            found=f"nothing whole from {first or listed[len(found)][0]} on",
+            hints=("copy it again",),
         )
-    if any(member.offset_data + member.size > end for member in members):
-        raise InvalidBundleError("the bundle is cut short", where=str(path), hints=("copy it again",))
+    if listed != found:
+        names = sorted({name for name, _ in {*listed} ^ {*found}})
+        raise InvalidBundleError(
+            "the members are not the ones that the bundle lists", where=str(path), found=", ".join(names[:5]) or None
+        )
 
 
 class Unpacking:
@@ -158,12 +214,13 @@ class Unpacking:
         """A folder with every wheel."""
         files = self.bundle.manifest.under(WHEELS)
         total = sum(file.size for file in files)
+        check_disk(self._folder, sum(file.size for file in files if file.path not in self._unpacked), hints=_NO_ROOM)
         done = 0
-        reporter.stage(f"unpack {count_text(len(files), 'wheel')} from {self.bundle.path.name}")
-        for file in files:
-            self._take(file)
-            done += file.size
-            reporter.amount(done, total, "bytes")
+        reporter.stage(f"unpack {count_text(len(files), 'wheel')} ({total / 1e6:.0f} MB) from {self.bundle.path.name}")
+        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="unpack") as pool:
+            for file, _ in zip(files, pool.map(self._take, files), strict=True):
+                done += file.size
+                reporter.amount(done, total, "bytes")
         return self._folder / WHEELS
 
     def wheel_file(self, _: Reporter | None = None) -> Path:
@@ -210,6 +267,41 @@ def insist_on_recipe(bundle: Bundle, name: str, *, bare: bool) -> None:
             where=str(bundle.path),
             hints=(f"provision up {name} --from-bundle {bundle.path} --bare", f"provision bundle {name} -o FILE"),
         )
+
+
+def insist_on_host(bundle: Bundle, python: str | None, *, bare: bool) -> None:
+    """Refuse a host where the wheels cannot run. ``python`` is what the user names: a version, a path, or None.
+
+    Raises UsageError for another Python, NoCompatibleWheelError for too old a C library.
+    """
+    import platform
+
+    minor, named = bundle.manifest.python, _version_of(python) if python is not None and not bare else None
+    if named is not None and not f"{named}.".startswith(f"{minor}."):
+        raise UsageError(
+            "the bundle is for another Python",
+            where=str(bundle.path), expected=minor, found=named,
+            hints=("leave --python out", f"provision bundle {bundle.manifest.recipe} --python VERSION -o FILE"),
+        )  # fmt: skip
+    name, version = platform.libc_ver()
+    has = tuple(int(part) for part in version.split(".")[:2]) if name == "glibc" else None
+    for file in bundle.manifest.under(WHEELS):
+        needs = oldest_glibc(file.path.rpartition("/")[2])
+        if needs is not None and (has is None or has < needs):
+            raise NoCompatibleWheelError(
+                "a wheel of the bundle does not run on this system",
+                where=f"{bundle.path}: {file.path}",
+                expected=f"glibc {needs[0]}.{needs[1]} or newer",
+                found=f"{name or 'another C library'} {version}".strip(),
+            )
+
+
+def _version_of(python: str) -> str | None:
+    """The version that a name of a Python means; None where only a search could tell."""
+    if re.fullmatch(r"3(\.\d+)+", python):
+        return python
+    path = Path(python).expanduser()
+    return ".".join(map(str, ask_interpreter(path, module="sys").version)) if path.is_file() else None
 
 
 def _sweep(folder: Path) -> None:

@@ -1,54 +1,41 @@
 """Making a bundle: a recipe's text, lock, patches and wheels, and the tool with what it needs, in one tar file."""
 
+import contextlib
+import errno
 import hashlib
-import io
 import re
 import shutil
 import tarfile
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from provisioner import __version__
 from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
-from provisioner.environment import uv as uv_room
-from provisioner.environment.lock import (
-    Lock,
-    Pin,
-    marker_environment,
-    parse_requirements,
-    print_facts,
-    select_pin,
-)
-from provisioner.errors import CannotObtainError, HashMismatchError, NoCompatibleWheelError, UsageError
+from provisioner.environment.lock import Lock, Pin, marker_environment, parse_requirements, print_facts, select_pin
+from provisioner.errors import BusyError, CannotObtainError, UsageError
 from provisioner.progress import Reporter
 from provisioner.provisioning.bundle import LOCKS, PATCHES, RECIPES, TOOL, WHEELS
 from provisioner.provisioning.manifest import FILE_NAME, BundledFile, Manifest, print_manifest
-from provisioner.provisioning.own_wheel import own_requirements, write_own_wheel
+from provisioner.provisioning.own_wheel import OwnTool
+from provisioner.provisioning.preflight import check_disk
+from provisioner.provisioning.wheelhouse import fetch_wheels, find_wheels
 from provisioner.recipe import PythonChoice, Recipe
-from provisioner.resources import patches_folder
-from provisioner.wheels.names import Candidate, Target, choose, parse_wheel_name
+from provisioner.resources import package_folder, patches_folder
+from provisioner.wheels.names import Candidate
 from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import find_releases, mirror_url
-from provisioner.wheels.transport import Transport
 
 REQUIREMENTS = "requirements.txt"
-_OLDEST_GLIBC = (2, 28)
-"""What vLLM's own wheels ask for: a wheel that runs there is taken before one that needs a newer system."""
-_WORKERS = 8
+INSTALLER = "install.py"
+_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundleRequest:
     """What to put into a bundle. ``recipe_text`` is the recipe's file; ``python`` the minor version of the target.
 
-    ``bare`` leaves the dependencies out; ``add_tool`` puts the tool itself into a folder, or is None to leave it out.
+    ``bare`` leaves the dependencies out; ``tool`` is None where it is to be left out.
     """
 
     recipe: Recipe
@@ -56,7 +43,7 @@ class BundleRequest:
     lock: Lock
     python: str
     bare: bool
-    add_tool: Callable[[Path], None] | None
+    tool: OwnTool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +54,14 @@ class WrittenBundle:
     manifest: Manifest
     sha256: Digest
     size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """A file of the bundle: its entry in the list, and its bytes or where they lie."""
+
+    file: BundledFile
+    content: bytes | Path = field(repr=False)
 
 
 def choose_minor(choice: PythonChoice, given: str | None) -> str:
@@ -81,143 +76,99 @@ def choose_minor(choice: PythonChoice, given: str | None) -> str:
 
 
 def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, reporter: Reporter) -> WrittenBundle:
-    """Gather everything beside ``output``, each wheel checked against the lock, and write the tar whole or not at all.
+    """Fetch every wheel beside ``output``, each checked against the lock, and write the tar whole or not at all.
 
-    The same request gives the same bytes. Raises what finding and downloading raises; CannotObtainError where the disk
-    refuses.
+    The same request gives the same bytes. Wheels that a stopped run had fetched are not fetched again. Raises what
+    finding and downloading raises; BusyError where another process writes the same file; CannotObtainError where the
+    disk refuses.
     """
+    pins, needs = _wanted_pins(request), request.tool.needs if request.tool is not None else ()
+    reporter.stage(f"find {count_text(len(pins) + len(needs), 'wheel')} on the index")
+    found = find_wheels([*pins, *needs], request.python, settings, reporter)
+    wheels, tools = found[: len(pins)], found[len(pins) :]
+    distinct = tuple({wheel.filename: wheel for wheel in found}.values())
+    parts = output.with_name(f".{output.name}.parts")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
-            folder = Path(temporary) / "content"
-            _gather(request, folder, settings, reporter)
+        with _hold(parts):
+            total = _insist_on_room(distinct, output)
+            reporter.stage(f"download {count_text(len(distinct), 'wheel')} ({total / 1e6:.0f} MB)")
+            fetch_wheels(distinct, parts, settings, reporter)
+            members = _gather(request, parts, wheels, tools)
             reporter.stage(f"write {output.name}")
-            manifest = _describe(request, folder)
-            written = _write_tar(manifest, folder, Path(temporary) / "tar")
-            (Path(temporary) / "tar").replace(output)
+            manifest = _describe(request, members)
+            written = _write_tar(manifest, members, parts / "tar", reporter)
+            (parts / "tar").replace(output)
+            shutil.rmtree(parts)
     except OSError as error:
-        raise CannotObtainError("the bundle cannot be written", where=str(output), found=error.strerror) from error
+        raise _disk_error(error, output, parts) from error
     return WrittenBundle(path=output, manifest=manifest, sha256=written, size=output.stat().st_size)
 
 
-def add_own_tool(folder: Path, python: str, settings: IndexSettings, uv: uv_room.Uv, reporter: Reporter) -> None:
-    """Put the tool's own wheel and those of its dependencies for ``python`` into ``folder``, with hashed requirements.
+@contextlib.contextmanager
+def _hold(parts: Path) -> Iterator[None]:
+    import filelock
 
-    The dependencies are the versions that run here, where the target's Python allows them.
-    Raises what resolving and downloading raises.
-    """
-    reporter.stage("add the tool itself")
-    text = resolve_tool(python, uv)
-    environment = marker_environment(_late(python))
-    pins = [pin for pin in parse_requirements(text, where=REQUIREMENTS) if pin.wanted(environment)]
-    download_pins(pins, folder, python, settings, reporter)
-    add_requirements(folder, text)
-
-
-def add_requirements(folder: Path, dependencies: str) -> None:
-    """Write the tool's own wheel into ``folder``, and requirements that name it and ``dependencies``, all hashed."""
-    own = write_own_wheel(folder)
-    pin = f"provisioner=={__version__} \\\n    --hash=sha256:{digest_of(own.read_bytes())}\n"
-    (folder / REQUIREMENTS).write_text(pin + dependencies, encoding="utf-8")
-
-
-def resolve_tool(python: str, uv: uv_room.Uv) -> str:
-    """Hashed requirements of what the tool needs, in the versions that are installed here.
-
-    Raises ResolutionError or NetworkError; CannotObtainError where the tool is not installed.
-    """
-    wanted = own_requirements()
-    with tempfile.TemporaryDirectory(prefix="provision-bundle-") as temporary:
-        constraints, output = Path(temporary) / "constraints.txt", Path(temporary) / REQUIREMENTS
-        constraints.write_text(_installed_versions(), encoding="utf-8")
-        text = "\n".join([*wanted, f"-c {constraints}", ""])
-        uv_room.compile_requirements(uv, text, output, python=_late(python), exclude_newer=None)
-        return output.read_text(encoding="utf-8")
-
-
-def download_pins(
-    pins: Sequence[Pin], folder: Path, python: str, settings: IndexSettings, reporter: Reporter
-) -> tuple[Path, ...]:
-    """The wheel of each pin that fits Linux x86_64 and ``python``, downloaded, its digest one of the pin's.
-
-    Raises NoCompatibleWheelError, NoSuchBuildError, HashMismatchError or NetworkError.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    done = 0
-
-    def fetch(pin: Pin) -> Path:
-        nonlocal done
-        candidate = find_pinned(pin, python, settings, transport)
-        assert candidate.url is not None
-        got = transport.download(
-            candidate.url,
-            folder / candidate.filename,
-            expected=candidate.sha256,
-            size=candidate.size,
-            progress=(lambda now, total: reporter.amount(now, total, "bytes")) if len(pins) == 1 else None,
-        )
-        if got.sha256 not in pin.hashes:
-            raise HashMismatchError(
-                "the downloaded wheel is not the locked one", where=candidate.filename, found=got.sha256
-            )
-        done += 1
-        if len(pins) > 1:
-            reporter.amount(done, len(pins), "wheels")
-        return got.path
-
-    with Transport(settings) as transport, ThreadPoolExecutor(_WORKERS, thread_name_prefix="bundle") as pool:
-        return tuple(pool.map(fetch, pins))
-
-
-def find_pinned(pin: Pin, python: str, settings: IndexSettings, transport: Transport) -> Candidate:
-    """The file of a pin for ``python``: by its URL, else on the user's index, of a digest that the pin allows."""
-    url = pin.requirement.url
-    if url is not None:
-        name = parse_wheel_name(url.rpartition("/")[2])
-        return Candidate(filename=name.filename, version=name.version, url=mirror_url(url, settings))
-    listed = find_releases(pin.name, SpecifierSet(f"=={pin.version}"), settings, transport=transport)
-    same = [candidate for candidate in listed if candidate.sha256 in pin.hashes]
-    if not same:
-        raise HashMismatchError(
-            f"no wheel of {pin.name} {pin.version} on the index is the locked one",
-            found=", ".join(candidate.filename for candidate in listed),
-            hints=("provision lock RECIPE, if the index really moved",),
-        )
-    return _best(same, _target(python))
-
-
-def _best(same: Sequence[Candidate], target: Target) -> Candidate:
-    variant = same[0].variant
-    old = Target(python=target.python, glibc=_OLDEST_GLIBC)
+    parts.mkdir(parents=True, exist_ok=True)
     try:
-        return choose(same, old, variant=variant).chosen
-    except NoCompatibleWheelError:
-        return choose(same, target, variant=variant).chosen
+        with filelock.FileLock(parts / ".lock", timeout=0):
+            yield
+    except filelock.Timeout as error:
+        raise BusyError("another process is writing this bundle", where=str(parts)) from error
 
 
-def _late(python: str) -> str:
-    """A late micro version stands for the series: a package may need one that is not the first."""
-    return f"{python}.99"
+def _insist_on_room(wheels: Sequence[Candidate], output: Path) -> int:
+    """The bytes of all wheels. They lie on the disk twice until the bundle is whole."""
+    total = sum(wheel.size or 0 for wheel in wheels)
+    check_disk(output.parent, 2 * total, hints=(f"write it elsewhere: -o /another/disk/{output.name}",))
+    return total
 
 
-def _target(python: str) -> Target:
-    major, minor = (int(part) for part in Version(python).release[:2])
-    return Target(python=(major, minor))
+def _disk_error(error: OSError, output: Path, parts: Path) -> CannotObtainError:
+    full = error.errno == errno.ENOSPC
+    kept = f"free some space and run the same command again: what was fetched is kept in {parts}"
+    return CannotObtainError(
+        "the bundle cannot be written", where=str(output), found=error.strerror, hints=(kept,) if full else ()
+    )
 
 
-def _gather(request: BundleRequest, folder: Path, settings: IndexSettings, reporter: Reporter) -> None:
+def _gather(
+    request: BundleRequest, folder: Path, wheels: Sequence[Candidate], tools: Sequence[Candidate]
+) -> tuple[_Member, ...]:
+    """Everything but the list, sorted by path."""
     name = request.recipe.name
-    _put(folder / RECIPES / f"{name}.toml", request.recipe_text)
-    _put(folder / LOCKS / f"{name}.toml", print_facts(request.lock).encode())
-    _put(folder / LOCKS / f"{name}.txt", request.lock.requirements.encode())
-    for use in request.recipe.patches:
-        source = patches_folder() / use.id
-        shutil.copytree(source, folder / PATCHES / use.id, ignore=shutil.ignore_patterns("__pycache__"))
-    pins = _wanted_pins(request)
-    reporter.stage(f"download {count_text(len(pins), 'wheel')} of the lock" if len(pins) > 1 else "download the wheel")
-    download_pins(pins, folder / WHEELS, request.python, settings, reporter)
-    if request.add_tool is not None:
-        request.add_tool(folder / TOOL)
+    texts = {
+        f"{RECIPES}/{name}.toml": request.recipe_text,
+        f"{LOCKS}/{name}.toml": print_facts(request.lock).encode(),
+        f"{LOCKS}/{name}.txt": request.lock.requirements.encode(),
+        **_patch_texts(request.recipe),
+    }
+    if request.tool is not None:
+        texts |= _tool_texts(request.tool, tools)
+    members = [_Member(file=_describe_bytes(path, data), content=data) for path, data in texts.items()]
+    members += [_describe_wheel(WHEELS, wheel, folder) for wheel in wheels]
+    members += [_describe_wheel(TOOL, wheel, folder) for wheel in tools]
+    return tuple(sorted(members, key=lambda member: member.file.path))
+
+
+def _patch_texts(recipe: Recipe) -> dict[str, bytes]:
+    store = patches_folder()
+    files = [path for use in recipe.patches for path in (store / use.id).rglob("*") if path.is_file()]
+    return {
+        f"{PATCHES}/{path.relative_to(store).as_posix()}": path.read_bytes()
+        for path in files
+        if "__pycache__" not in path.parts
+    }
+
+
+def _tool_texts(tool: OwnTool, wheels: Sequence[Candidate]) -> dict[str, bytes]:
+    own = (f"provisioner=={__version__}", digest_of(tool.wheel))
+    needed = [(f"{need.name}=={need.version}", wheel.sha256) for need, wheel in zip(tool.needs, wheels, strict=True)]
+    lines = [f"{requirement} --hash=sha256:{digest}\n" for requirement, digest in [own, *needed]]
+    return {
+        f"{TOOL}/{tool.filename}": tool.wheel,
+        f"{TOOL}/{REQUIREMENTS}": "".join(lines).encode(),
+        f"{TOOL}/{INSTALLER}": (package_folder() / "provisioning" / "install_tool.py").read_bytes(),
+    }
 
 
 def _wanted_pins(request: BundleRequest) -> tuple[Pin, ...]:
@@ -227,15 +178,7 @@ def _wanted_pins(request: BundleRequest) -> tuple[Pin, ...]:
     return tuple(pin for pin in request.lock.pins if pin.wanted(environment))
 
 
-def _put(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-
-
-def _describe(request: BundleRequest, folder: Path) -> Manifest:
-    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    with ThreadPoolExecutor(2) as pool:
-        files = tuple(pool.map(lambda path: _describe_file(folder, path), paths))
+def _describe(request: BundleRequest, members: Sequence[_Member]) -> Manifest:
     return Manifest(
         recipe=request.recipe.name,
         recipe_digest=request.recipe.digest,
@@ -244,59 +187,54 @@ def _describe(request: BundleRequest, folder: Path) -> Manifest:
         version=request.lock.build.version,
         python=request.python,
         bare=request.bare,
-        tool=__version__ if request.add_tool is not None else None,
-        files=files,
+        tool=__version__ if request.tool is not None else None,
+        files=tuple(member.file for member in members),
     )
 
 
-def _describe_file(folder: Path, path: str) -> BundledFile:
-    with (folder / path).open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return BundledFile(path=path, sha256=digest, size=(folder / path).stat().st_size)
+def _describe_bytes(path: str, data: bytes) -> BundledFile:
+    return BundledFile(path=path, sha256=digest_of(data), size=len(data))
 
 
-class _Hashing(io.RawIOBase):
-    """Writes through to a file and hashes on the way."""
-
-    def __init__(self, path: Path) -> None:
-        self._stream = path.open("wb")
-        self.hasher = hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        self.hasher.update(data)
-        return self._stream.write(data)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+def _describe_wheel(place: str, wheel: Candidate, folder: Path) -> _Member:
+    """Of the digest that was checked when it was fetched."""
+    assert wheel.sha256 is not None
+    path = folder / wheel.filename
+    file = BundledFile(path=f"{place}/{wheel.filename}", sha256=wheel.sha256, size=path.stat().st_size)
+    return _Member(file=file, content=path)
 
 
-def _write_tar(manifest: Manifest, folder: Path, target: Path) -> Digest:
-    with _Hashing(target) as stream:
-        with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-            text = print_manifest(manifest).encode()
-            archive.addfile(_entry(FILE_NAME, len(text)), io.BytesIO(text))
-            for file in manifest.files:
-                with (folder / file.path).open("rb") as source:
-                    archive.addfile(_entry(file.path, file.size), source)
-        return stream.hasher.hexdigest()
+def _write_tar(manifest: Manifest, members: Sequence[_Member], target: Path, reporter: Reporter) -> Digest:
+    """The digest of the whole file, taken on the way."""
+    text = print_manifest(manifest).encode()
+    total, done, hasher = sum(member.file.size for member in members), 0, hashlib.sha256()
+    with target.open("wb") as stream:
+        for block in _tar_blocks([_Member(file=_describe_bytes(FILE_NAME, text), content=text), *members]):
+            stream.write(block)
+            hasher.update(block)
+            done += len(block)
+            reporter.amount(min(done, total), total, "bytes")
+    return hasher.hexdigest()
 
 
-def _entry(path: str, size: int) -> tarfile.TarInfo:
+def _tar_blocks(members: Sequence[_Member]) -> Iterator[bytes]:
+    """Written here and not by tarfile, which copies in small pieces and knows no digest."""
+    for member in members:
+        size = member.file.size
+        yield _entry(member.file).tobuf(tarfile.PAX_FORMAT)
+        yield from [member.content] if isinstance(member.content, bytes) else _read_blocks(member.content)
+        yield b"\0" * (-size % tarfile.BLOCKSIZE)
+    yield b"\0" * (2 * tarfile.BLOCKSIZE)
+
+
+def _read_blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            yield block
+
+
+def _entry(file: BundledFile) -> tarfile.TarInfo:
     """The same for everybody: no owner, no time."""
-    entry = tarfile.TarInfo(path)
-    entry.size, entry.mode, entry.mtime = size, 0o644, 0
+    entry = tarfile.TarInfo(file.path)
+    entry.size, entry.mode, entry.mtime = file.size, 0o644, 0
     return entry
-
-
-def _installed_versions() -> str:
-    """Every distribution that is installed beside the tool, as constraints."""
-    import importlib.metadata
-
-    found: Iterable[tuple[str, str]] = {
-        (item.metadata["Name"], item.version) for item in importlib.metadata.distributions() if item.metadata["Name"]
-    }
-    return "".join(f"{name}=={version}\n" for name, version in sorted(found) if name != "provisioner")

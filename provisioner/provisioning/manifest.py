@@ -12,6 +12,7 @@ from provisioner.errors import InvalidBundleError
 from provisioner.tables import Table
 
 SCHEMA = "provision/bundle/1"
+_VERSIONED = re.compile(r"provision/bundle/([1-9]\d*)")
 FILE_NAME = "bundle.json"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PYTHON = re.compile(r"3\.\d+")
@@ -69,8 +70,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
     table = Table(
         {key: value for key, value in values.items() if value is not None}, where=where, error=InvalidBundleError
     )
-    if table.take("schema", str) != SCHEMA:
-        raise table.fail("unknown schema", "schema", expected=SCHEMA)
+    _insist_on_schema(table, where)
     manifest = Manifest(
         recipe=table.take("recipe", str),
         recipe_digest=_take_digest(table, "recipe_digest"),
@@ -89,10 +89,26 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
     return manifest
 
 
+def _insist_on_schema(table: Table, where: str) -> None:
+    found = table.take("schema", str)
+    if found == SCHEMA:
+        return
+    if _VERSIONED.fullmatch(found):
+        raise InvalidBundleError(
+            "the bundle was written by a newer provision than this one",
+            where=where,
+            expected=SCHEMA,
+            found=found,
+            hints=("install the provision that is in the bundle, and use that one",),
+        )
+    raise table.fail("unknown schema", "schema", expected=SCHEMA, found=found)
+
+
 def is_safe(path: str) -> bool:
     """Whether a member may be unpacked: a plain relative path, written in one way only."""
     pure = PurePosixPath(path)
-    return bool(path) and not pure.is_absolute() and ".." not in pure.parts and str(pure) == path and "\\" not in path
+    plain = path.isprintable() and "\\" not in path and str(pure) == path
+    return bool(path) and plain and not pure.is_absolute() and ".." not in pure.parts
 
 
 def _parse_file(table: Table) -> BundledFile:

@@ -12,6 +12,7 @@ GIB = 1024**3
 # Measured: vllm 0.27.1 with its CUDA packages takes 7.6 GB installed, its wheel alone 0.8 GB.
 FULL_ENVIRONMENT_BYTES = 9 * GIB
 BARE_ENVIRONMENT_BYTES = 2 * GIB
+_ELSEWHERE = "choose another place with --venv DIR, or set PROVISION_HOME"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ def check_platform() -> None:
         )
 
 
-def check_disk(folder: Path, needed: int) -> None:
+def check_disk(folder: Path, needed: int, *, hints: tuple[str, ...] = (_ELSEWHERE,)) -> None:
     """Raise CannotObtainError where the file system of ``folder`` has less than ``needed`` bytes free."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(existing).free
@@ -41,7 +42,7 @@ def check_disk(folder: Path, needed: int) -> None:
             where=str(existing),
             expected=f"{needed / GIB:.1f} GiB free",
             found=f"{free / GIB:.1f} GiB",
-            hints=("choose another place with --venv DIR, or set PROVISION_HOME",),
+            hints=hints,
         )
 
 

@@ -19,6 +19,7 @@ from provisioner.errors import InvalidInputError, NoCompatibleWheelError
 DEFAULT_VARIANT = "default"
 _COMMIT_PART = re.compile(r"g([0-9a-f]{6,40})\Z")
 _DATE_PART = re.compile(r"d\d{8}\Z")
+_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_")
 _NEWEST_GLIBC_MINOR = 60
 _LEGACY_MANYLINUX = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 
@@ -104,6 +105,19 @@ def parse_wheel_name(filename: str) -> WheelName:
     except InvalidWheelFilename as error:
         raise InvalidInputError("this is not the name of a wheel", where=plain) from error
     return WheelName(filename=plain, project=project, version=version, build=build, tags=tags)
+
+
+def oldest_glibc(filename: str) -> tuple[int, int] | None:
+    """The oldest glibc that a wheel runs with; None where it asks for none.
+
+    Raises InvalidInputError where this is not the name of a wheel.
+    """
+    platforms = parse_wheel_name(filename).platforms
+    modern = [(int(found[1]), int(found[2])) for name in platforms if (found := _MANYLINUX.match(name))]
+    legacy = [
+        (2, minor) for minor, tag in _LEGACY_MANYLINUX.items() if any(name.startswith(f"{tag}_") for name in platforms)
+    ]
+    return None if "any" in platforms else min([*modern, *legacy], default=None)
 
 
 def commit_of(version: Version) -> str | None:

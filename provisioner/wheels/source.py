@@ -262,9 +262,9 @@ def find_releases(
 
 def _find_releases(specifier: SpecifierSet | None, asking: Asking) -> tuple[Candidate, ...]:
     url = f"{asking.settings.pypi_url}{asking.project}/"
-    listed = sorted(_read_release_page(url, asking), key=lambda candidate: (candidate.version, candidate.filename))
-    wanted = _select(listed, specifier)
+    wanted = _select(_read_release_page(url, asking, only=specifier), specifier)
     if not wanted:
+        listed = _read_release_page(url, asking, only=None)
         raise NoSuchBuildError(
             f"the package index has no wheel of {asking.project}{specifier or ''}",
             where=redact(url),
@@ -274,12 +274,17 @@ def _find_releases(specifier: SpecifierSet | None, asking: Asking) -> tuple[Cand
     return wanted
 
 
-def _read_release_page(url: str, asking: Asking) -> tuple[Candidate, ...]:
+def _read_release_page(url: str, asking: Asking, *, only: SpecifierSet | None) -> tuple[Candidate, ...]:
+    found = _parse_release_page(url, asking, only)
+    return tuple(sorted(found, key=lambda candidate: (candidate.version, candidate.filename)))
+
+
+def _parse_release_page(url: str, asking: Asking, only: SpecifierSet | None) -> tuple[Candidate, ...]:
     key = key_of_url(url)
     entry = asking.cache.load("pages", key) if asking.cache is not None else None
     if entry is not None and entry.age < asking.settings.index_age:
         return parse_project_page(
-            entry.data, content_type=entry.facts["kind"], url=entry.facts["url"], project=asking.project
+            entry.data, content_type=entry.facts["kind"], url=entry.facts["url"], project=asking.project, only=only
         )
     reply = asking.transport.fetch(url, accept=frozenset({200, 404}), headers={"Accept": ACCEPT})
     if reply.status == 404:
@@ -287,7 +292,7 @@ def _read_release_page(url: str, asking: Asking) -> tuple[Candidate, ...]:
             f"the package index has no project {asking.project}", where=redact(url), hints=("export PIP_INDEX_URL=URL",)
         )
     kind = reply.headers.get("content-type", "")
-    found = parse_project_page(reply.body, content_type=kind, url=reply.url, project=asking.project)
+    found = parse_project_page(reply.body, content_type=kind, url=reply.url, project=asking.project, only=only)
     if asking.cache is not None:
         asking.cache.store("pages", key, {"kind": kind, "url": reply.url}, reply.body)
     return found

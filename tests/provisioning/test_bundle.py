@@ -30,7 +30,7 @@ def write(shop: Shop, name: str = "small.tar", *, bare: bool = False) -> Written
         lock=shop.lock(SERIES),
         python=PYTHON,
         bare=bare,
-        add_tool=None,
+        tool=None,
     )
     return write_bundle(request, shop.folder / name, shop.settings, Silence())
 
@@ -186,7 +186,7 @@ def test_no_file_is_said(tmp_path: Path) -> None:
 def test_a_wheel_that_the_index_no_longer_has_is_said(shop: Shop) -> None:
     lock = shop.lock(SERIES)
     shop.stock(files={**FILES, "vllm/other.py": b"OTHER = 2\n"})
-    request = BundleRequest(recipe=shop.recipe, recipe_text=b"", lock=lock, python=PYTHON, bare=True, add_tool=None)
+    request = BundleRequest(recipe=shop.recipe, recipe_text=b"", lock=lock, python=PYTHON, bare=True, tool=None)
     with pytest.raises(HashMismatchError, match=r"no wheel of vllm 0\.27\.1"):
         write_bundle(request, shop.folder / "small.tar", shop.settings, Silence())
     assert not [path for path in shop.folder.iterdir() if "small.tar" in path.name]
