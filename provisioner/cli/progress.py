@@ -54,7 +54,7 @@ class LiveReporter:
     def amount(self, done: int, total: int | None, unit: str) -> None:
         """Move the bar."""
         if self._task is not None:
-            self._progress.update(self._task, completed=done, total=total, detail=unit)
+            self._progress.update(self._task, completed=done, total=total, detail=_count(done, total, unit))
 
     def warn(self, text: str) -> None:
         """Print the warning above the bar."""
@@ -64,6 +64,13 @@ class LiveReporter:
         """Close the bar of the last stage."""
         if self._task is not None:
             self._progress.update(self._task, total=1, completed=1, detail="")
+
+
+def _count(done: int, total: int | None, unit: str) -> str:
+    """Bytes as ``310 of 3878 MB``; of anything else the unit alone."""
+    if unit != "bytes":
+        return unit
+    return f"{done // 10**6} MB" if total is None else f"{done // 10**6} of {total // 10**6} MB"
 
 
 @contextmanager

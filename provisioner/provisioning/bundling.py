@@ -88,9 +88,11 @@ def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, 
     wheels, tools = found[: len(pins)], found[len(pins) :]
     distinct = tuple({wheel.filename: wheel for wheel in found}.values())
     parts = output.with_name(f".{output.name}.parts")
+    total = sum(wheel.size or 0 for wheel in distinct)
+    # They lie on the disk twice until the bundle is whole.
+    check_disk(output, 2 * total - _size_of(parts), hints=(f"write it elsewhere: -o /another/disk/{output.name}",))
     try:
         with _hold(parts):
-            total = _insist_on_room(distinct, output)
             reporter.stage(f"download {count_text(len(distinct), 'wheel')} ({total / 1e6:.0f} MB)")
             fetch_wheels(distinct, parts, settings, reporter)
             members = _gather(request, parts, wheels, tools)
@@ -116,11 +118,8 @@ def _hold(parts: Path) -> Iterator[None]:
         raise BusyError("another process is writing this bundle", where=str(parts)) from error
 
 
-def _insist_on_room(wheels: Sequence[Candidate], output: Path) -> int:
-    """The bytes of all wheels. They lie on the disk twice until the bundle is whole."""
-    total = sum(wheel.size or 0 for wheel in wheels)
-    check_disk(output.parent, 2 * total, hints=(f"write it elsewhere: -o /another/disk/{output.name}",))
-    return total
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
 
 
 def _disk_error(error: OSError, output: Path, parts: Path) -> CannotObtainError:

@@ -76,7 +76,11 @@ def _build(wheels: Path, folder: Path, minor: str) -> None:
     uv = _unpack_uv(wheels)
     same = minor == f"{sys.version_info[0]}.{sys.version_info[1]}"
     python = sys.executable if same else minor
-    _run(uv, "venv", "--quiet", "--no-project", "--allow-existing", "--python", python, str(folder))
+    try:
+        _run(uv, "venv", "--quiet", "--no-project", "--allow-existing", "--python", python, str(folder))
+    except subprocess.CalledProcessError as error:
+        hint = f"run this by a Python {minor} itself: ... | /path/to/python{minor} - BUNDLE FOLDER"
+        raise ValueError(f"the tool in it is for Python {minor}, which does not run here; {hint}") from error
     source = ("--offline", "--no-index", "--find-links", str(wheels), "--require-hashes")
     target = ("--python", str(folder / "bin" / "python"))
     _run(uv, "pip", "sync", "--quiet", *source, *target, str(wheels / "requirements.txt"))

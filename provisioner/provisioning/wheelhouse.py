@@ -60,7 +60,9 @@ def fetch_wheels(wheels: Sequence[Candidate], folder: Path, settings: IndexSetti
 
         assert wheel.url is not None
         target = folder / wheel.filename
-        if stopped.is_set() or (target.exists() and digest_of_file(target) == wheel.sha256):
+        if stopped.is_set():
+            return
+        if target.exists() and digest_of_file(target) == wheel.sha256:
             counter.note(wheel.filename, wheel.size or 0)
             return
         transport.download(wheel.url, target, expected=wheel.sha256, size=wheel.size, progress=count)
