@@ -52,7 +52,8 @@ def test_a_stopped_download_is_gone_on_with(stocked: Shop) -> None:
     stocked.server.forget_requests()
     fetch_wheels(found, folder, stocked.settings, Silence())
     assert (folder / found[0].filename).read_bytes() == LARGE
-    assert {request.range for request in stocked.server.requests} == {"bytes=2000000-"}
+    ranges = {request.range for request in stocked.server.requests if request.path.endswith(path)}
+    assert ranges == {"bytes=2000000-"}
 
 
 def test_one_that_fails_stops_the_others_at_once(stocked: Shop) -> None:
