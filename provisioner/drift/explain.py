@@ -9,6 +9,7 @@ import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from provisioner.drift.model import HOLDS, Cell, Column, HunkView, Row, Signature
 from provisioner.patching.model import FileChange, FileFacts, FileVerdict, Hunk, HunkVerdict, Patch, PatchVerdict
@@ -171,8 +172,11 @@ def find_signature(source: str, scope: str) -> str | None:
     such definition that Python understands."""
     scopes = map_scopes(source.encode())
     definition = scopes.definition(scope) if scopes is not None else None
-    if definition is None:
-        return None
+    return _read_definition(definition) if definition is not None else None
+
+
+@lru_cache(maxsize=256)
+def _read_definition(definition: bytes) -> str | None:
     for body in (b"\n pass\n", b"\n"):
         try:
             return _arguments_of(ast.parse(definition + body).body[0])

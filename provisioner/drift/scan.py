@@ -13,7 +13,7 @@ from provisioner.drift.history import Ancestry, Witness, tell_history
 from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, Unread, age_of, drift_key, respond
 from provisioner.errors import ProvisionError
 from provisioner.patching.gather import shipped_facts
-from provisioner.patching.model import Create, FileFacts, PatchVerdict, SeriesPatch
+from provisioner.patching.model import Create, FileFacts, Patch, PatchVerdict, SeriesPatch
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.progress import Reporter
 from provisioner.provisioning.series import RecipeSeries
@@ -189,17 +189,22 @@ class _Judge:
         self._facts = facts
         self._record = record
         self._known: dict[tuple[int, ...], tuple[_Answer, ...]] = {}
+        self._accounts: dict[tuple[PatchVerdict, Digest], Account] = {}
 
     def answers(self, series: tuple[SeriesPatch, ...]) -> tuple[_Answer, ...]:
         """Verdict and account of each patch."""
         key = tuple(map(id, series))
         if key not in self._known:
             verdicts = judge_series(series, self._facts, self._record).patches
-            self._known[key] = tuple(
-                (verdict, explain_patch(verdict, item.patch, self._facts))
-                for verdict, item in zip(verdicts, series, strict=True)
-            )
+            pairs = zip(verdicts, series, strict=True)
+            self._known[key] = tuple((verdict, self._account(verdict, item.patch)) for verdict, item in pairs)
         return self._known[key]
+
+    def _account(self, verdict: PatchVerdict, patch: Patch) -> Account:
+        key = (verdict, patch.digest)
+        if key not in self._accounts:
+            self._accounts[key] = explain_patch(verdict, patch, self._facts)
+        return self._accounts[key]
 
 
 def _cells(subject: Subject, read: _Read, judge: _Judge) -> Iterator[Cell]:

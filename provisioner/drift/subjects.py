@@ -10,10 +10,7 @@ from packaging.version import Version
 from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
 from provisioner.patching.model import SeriesPatch
-from provisioner.patching.stack import Reading
-from provisioner.provisioning.judging import cut_against
 from provisioner.provisioning.series import RecipeSeries
-from provisioner.provisioning.sources import Wanted, read_sources
 from provisioner.provisioning.store import OpenStore
 from provisioner.recipe import Recipe
 from provisioner.resources import patches_folder
@@ -39,6 +36,10 @@ def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None, base
     A folder of the store's form gives, on every build, its variant for that version. ``base`` is the wheel that loose
     patches were cut against, from which the scopes of their hunks are learnt.
     """
+    from provisioner.patching.stack import Reading
+    from provisioner.provisioning.judging import cut_against
+    from provisioner.provisioning.sources import Wanted, read_sources
+
     wanted = Wanted(names=tuple(map(str, patches)), reading=Reading(strip=strip, root=root))
 
     @functools.cache

@@ -74,7 +74,7 @@ class Shipment:
     @cached_property
     def _paths(self) -> tuple[str, ...]:
         every = self._touched if self._record is None else self._record.entries
-        return tuple(path for path in every if _is_own(path))
+        return tuple(path for path in every if ".d" not in path or _is_own(path))
 
     def _where_it_went(self, path: str, digest: Digest | None) -> tuple[str | None, bool]:
         """Another path with the same bytes, else the only one with the same file name; and whether the bytes say so."""

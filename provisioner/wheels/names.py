@@ -94,6 +94,7 @@ class Choice:
     rejected: tuple[Rejection, ...]
 
 
+@lru_cache(maxsize=4096)
 def parse_wheel_name(filename: str) -> WheelName:
     """Take a wheel's file name apart; ``%2B`` is understood.
 

@@ -10,7 +10,8 @@ from provisioner.digests import Digest, digest_from_record, digest_of, digest_to
 from provisioner.errors import InvalidInputError
 
 _HASH = re.compile(r"(sha256=[A-Za-z0-9_-]{43})?")
-_PLAIN_ROW = re.compile(r'^(?:"([^"\r\n]*)"|([^,"\r\n]+)),((?:sha256=[A-Za-z0-9_-]{43})?),([0-9]*)\n', re.MULTILINE)
+_ROW_END = re.compile(r",((?:sha256=[A-Za-z0-9_-]{43})?+,[0-9]*+)\n")
+_QUOTED = re.compile(r'"[^"]*"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Record:
 
     def paths_of(self, digest: Digest) -> tuple[str, ...]:
         """The paths of all files with these bytes."""
+        if self.text and digest_to_record(digest) not in self.text:
+            return ()
         if isinstance(self.entries, _Entries):
             return self.entries.paths_of(digest)
         return tuple(entry.path for entry in self if entry.digest == digest)
@@ -64,19 +67,21 @@ def parse_record(text: str, *, where: str = "RECORD") -> Record:
     return Record(entries=_Entries(_read_plain_rows(text) or _read_rows(text, where)), text=text)
 
 
-def _read_plain_rows(text: str) -> dict[str, tuple[str, str]]:
-    """Hash and size by path where every row is of the form that builders write; else nothing.
+def _read_plain_rows(text: str) -> dict[str, str]:
+    """Hash and size as written, by path, where every row is of the form that builders write; else nothing.
 
-    Four times as fast as going through the rows one by one, and vLLM has five thousand.
+    Much faster than going through the rows one by one, and vLLM has five thousand: no object is made but the strings.
     """
-    rows = _PLAIN_ROW.findall(text)
-    fields = {quoted or plain: (hash_field, size_field) for quoted, plain, hash_field, size_field in rows}
-    is_whole = len(fields) == len(rows) == text.count("\n") and text.endswith("\n")
-    return fields if is_whole else {}
+    *parts, rest = _ROW_END.split(text)
+    paths, ends = parts[::2], parts[1::2]
+    odd = [path for path in paths if "," in path or '"' in path or not path]
+    fields = dict(zip((path.strip('"') for path in paths), ends, strict=True))
+    is_plain = not rest and "\r" not in text and len(ends) == text.count("\n") and all(map(_QUOTED.fullmatch, odd))
+    return fields if is_plain and len(fields) == len(paths) else {}
 
 
-def _read_rows(text: str, where: str) -> dict[str, tuple[str, str]]:
-    fields: dict[str, tuple[str, str]] = {}
+def _read_rows(text: str, where: str) -> dict[str, str]:
+    fields: dict[str, str] = {}
     for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
         if not row:
             continue
@@ -88,7 +93,7 @@ def _read_rows(text: str, where: str) -> dict[str, tuple[str, str]]:
         hash_field, size_field = rest
         if not (_HASH.fullmatch(hash_field) and (size_field.isdecimal() or not size_field)):
             _refuse_row(hash_field, size_field, where=f"{where}, row {number}")
-        if fields.setdefault(path, (hash_field, size_field)) != (hash_field, size_field):
+        if fields.setdefault(path, f"{hash_field},{size_field}") != f"{hash_field},{size_field}":
             raise InvalidInputError(f"{path} stands twice with different contents", where=f"{where}, row {number}")
     return fields
 
@@ -96,11 +101,11 @@ def _read_rows(text: str, where: str) -> dict[str, tuple[str, str]]:
 class _Entries(Mapping[str, RecordEntry]):
     """Rows of checked form whose digests are decoded when asked for: most readers want a few of thousands."""
 
-    def __init__(self, fields: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, fields: Mapping[str, str]) -> None:
         self._fields = fields
 
     def __getitem__(self, path: str) -> RecordEntry:
-        hash_field, size_field = self._fields[path]
+        hash_field, _, size_field = self._fields[path].partition(",")
         return RecordEntry(
             path=path,
             digest=digest_from_record(hash_field) if hash_field else None,
@@ -108,8 +113,8 @@ class _Entries(Mapping[str, RecordEntry]):
         )
 
     def paths_of(self, digest: Digest) -> tuple[str, ...]:
-        wanted = digest_to_record(digest)
-        return tuple(path for path, (hash_field, _) in self._fields.items() if hash_field == wanted)
+        wanted = f"{digest_to_record(digest)},"
+        return tuple(path for path, rest in self._fields.items() if rest.startswith(wanted))
 
     def __contains__(self, path: object) -> bool:
         return path in self._fields
