@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from provisioner.drift.model import Cell, DriftReport
-from provisioner.drift.reports.text import changes, describe_turn
+from provisioner.drift.reports.text import changes, describe_turn, holes
 from provisioner.recipe import DriftResponse
 
 _LEVELS = {DriftResponse.FAIL: "error", DriftResponse.WARN: "warning", DriftResponse.NOTICE: "notice"}
@@ -25,15 +25,12 @@ def _annotations(report: DriftReport) -> Iterator[str]:
     for column in report.unread:
         title = _property(f"{column.build.label} could not be read")
         yield f"::warning title={title}::{_data(column.failure or '')}"
-    if report.not_judged:
-        yield f"::warning title=not judged::{_data(_holes(report))}"
+    lacking = "\n".join(holes(report))
+    if lacking:
+        yield f"::warning title=not judged::{_data(lacking)}"
     for turn in (turn for found in report.bisections for turn in found.turns):
         title = _property(f"{turn.patch} ({turn.recipe}) turned on {turn.first.label}")
         yield f"::notice title={title}::{_data(describe_turn(turn))}"
-
-
-def _holes(report: DriftReport) -> str:
-    return "\n".join(f"{patch} ({recipe}) on {build.label}" for build, (recipe, patch) in report.not_judged)
 
 
 def _text(cell: Cell) -> str:

@@ -37,7 +37,12 @@ def _lead(report: DriftReport) -> str:
     failing = len(report.failing)
     cells = count_text(failing, "cell fails by its recipe's policy", "cells fail by their recipes' policies")
     patches, builds = count_text(len(report.rows), "patch", "patches"), count_text(len(report.columns), "build")
-    return f"{patches} on {builds} of {', '.join(report.against)}: {cells if failing else 'nothing fails'}."
+    found = [cells if failing else "nothing fails"]
+    if report.unread:
+        found.append(count_text(len(report.unread), "build could not be read", "builds could not be read"))
+    if report.not_judged:
+        found.append(count_text(len(report.not_judged), "cell was not judged", "cells were not judged"))
+    return f"{patches} on {builds} of {', '.join(report.against)}: {', '.join(found)}."
 
 
 def _option(recipe: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from provisioner.counts import count_text
 from provisioner.drift.model import Cell, DriftReport, Unread
-from provisioner.drift.reports.text import changes, describe_turn, legend, letter_of
+from provisioner.drift.reports.text import changes, describe_turn, holes, legend, letter_of
 from provisioner.recipe import DriftResponse
 
 
@@ -40,6 +40,7 @@ def _accounts(report: DriftReport) -> Iterator[str]:
             yield from (f"    * {line}" for line in cell.account)
     for column in report.unread:
         yield f"* **{column.build.label}** could not be read: {column.failure}"
+    yield from (f"* {line}" for line in holes(report))
     for turn in (turn for found in report.bisections for turn in found.turns):
         yield f"* **{turn.first.label}**, {turn.recipe}, {turn.patch}: {describe_turn(turn)}"
         yield from (f"    * {line}" for line in turn.after.account)

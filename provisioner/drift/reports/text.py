@@ -56,10 +56,24 @@ def changes(report: DriftReport, row: Row) -> Iterator[tuple[Column, Cell]]:
             yield column, cell
 
 
+def holes(report: DriftReport) -> Iterator[str]:
+    """A line for each row that was not judged on every build."""
+    labels: dict[Row, list[str]] = {}
+    for build, row in report.not_judged:
+        labels.setdefault(row, []).append(build.label)
+    for (recipe, patch), found in labels.items():
+        yield f"{recipe}: {patch}: not judged on {', '.join(found)}"
+
+
 def print_text(report: DriftReport) -> str:
     """The whole report as plain text."""
     found = "".join(f"{print_bisection(item)}\n" for item in report.bisections)
-    return "\n".join([*_table(report), "", *_accounts(report), *_unread(report), f"{found}{_cost(report)}"]) + "\n"
+    return (
+        "\n".join(
+            [*_table(report), "", *_accounts(report), *_unread(report), *holes(report), f"{found}{_cost(report)}"]
+        )
+        + "\n"
+    )
 
 
 def print_bisection(found: Bisection) -> str:
