@@ -29,7 +29,7 @@ def status(
     check = check_files if rehash else check_sources
     found = [_complete(read_status(*target, check), recipe) for target in _targets(recipe, venv)]
     if as_json:
-        payload = [_describe(item) for item in found]
+        payload = [describe(item) for item in found]
         render.print_json("status", payload[0] if recipe or venv else {"environments": payload})
     else:
         for item in found:
@@ -72,7 +72,8 @@ def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
     return [(open_recipe(owner.recipe), folder)]
 
 
-def _describe(status: "Status") -> dict[str, Any]:
+def describe(status: "Status") -> dict[str, Any]:
+    """The status as JSON has it."""
     from dataclasses import asdict
 
     return asdict(status) | {"venv": str(status.venv), "proven": status.proven}

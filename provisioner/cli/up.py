@@ -351,7 +351,8 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     if options.as_json:
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "taken_out": going}
         details = {"patches": describe_verdict(outcome.verdict), "receipt": asdict(outcome.receipt)}
-        render.print_json("up", {**payload, **details, "verification": _summarize(checked)})
+        card = {"card": preflight.card, "verification": _summarize(checked)}
+        render.print_json("up", {**payload, **details, **card, "status": _read_status(request)})
         return _exit_code(checked)
     patches = ", ".join(patch.id for patch in outcome.receipt.patches) or "none"
     render.print_text(
@@ -368,6 +369,14 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
         render.print_text(f"  on the card  {checked.verdict}: {checked.why}")
     render.print_text(f"next: {shlex.join(['provision', 'status', request.recipe.name, '--venv', str(request.venv)])}")
     return _exit_code(checked)
+
+
+def _read_status(request: Any) -> dict[str, Any]:
+    """What ``provision status`` would say now, for whoever would ask it next."""
+    from provisioner.cli.status import describe
+    from provisioner.provisioning.status import read_status
+
+    return describe(read_status(request.recipe, request.venv))
 
 
 def _check_on_card(request: Any, options: UpOptions, reporter: "Reporter") -> "VerifyReport | None":

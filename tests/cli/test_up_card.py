@@ -15,7 +15,7 @@ from provisioner.gpu.devices import read_inventory
 from provisioner.gpu.report import Verdict
 from provisioner.gpu.verify import gather_facts, report_not_run
 from provisioner.provisioning import preflight, verification
-from provisioner.provisioning.state import read_receipt, write_receipt
+from provisioner.provisioning.state import Owner, read_receipt, write_owner, write_receipt
 from tests.gpu.fake_nvml import FakeNvml
 from tests.provisioning.test_verification import RECEIPT, make_venv
 
@@ -44,6 +44,7 @@ class Bed:
     def __init__(self, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.venv = venv
         self.site = find_site(venv)
+        write_owner(self.site.state_dir, Owner(recipe="hynix-stable", tool="test"))
         write_receipt(self.site.state_dir, replace(RECEIPT, patches=()))
         self.nvml = FakeNvml()
         self.verdict = Verdict.BIT_EXACT
@@ -78,6 +79,11 @@ def test_a_pass_is_kept_and_not_repeated(bed: Bed, capsys: pytest.CaptureFixture
     assert bed.run() == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["verification"]["verdict"] == "bit-exact"
+    assert answer["card"] == "a card"
+    assert (answer["status"]["venv"], answer["status"]["verification"]) == (
+        str(bed.venv),
+        "bit-exact, health unobserved",
+    )
     assert bed.run() == 0
     assert json.loads(capsys.readouterr().out)["verification"] is None
     assert bed.checks == 1
