@@ -10,7 +10,7 @@ workqueue must not be entered from several threads, and a server's loader may do
 8-bit activations) by 64 columns.
 
 Memory: the output, and scratch that does not grow with the weight: none to speak of for GPTQ, act-order included; 1 MiB
-a thread for AWQ, some 16 MiB for torch alone. From a GPU: 64 MiB of pinned staging a device while a model loads, and
+a thread for AWQ, up to 40 MiB for torch alone. From a GPU: 64 MiB of pinned staging a device while a model loads, and
 for act-order the packed words of one matrix.
 
 The parts, in this order: what is refused; numba's kernels; the same three steps in torch; the work list; the repack of
@@ -277,51 +277,58 @@ def _shuffle_narrow_4(source: Any, row: int, column: int, out: Any, k0: int, n0:
                     target[4 * lane + jb] = made[r, at + 8 * jb]
 
 
-def _gather_wide(
-    source: Any, row: int, bits: int, order: Any, out: Any, k0: int, n0: int, strips: int, made: Any
-) -> None:
-    """GPTQ words with act-order to Marlin words, 16-bit activations; ``made`` is uint32 scratch, (4 * strips, 64).
-
-    The values of a word are picked from their four rows where the words of a plain weight would be shuffled. Each word
-    is read once for each of its values, but in long runs of neighbours: rows come in any order, and a short run costs
-    more than it holds (a page to translate, lines that nothing has fetched ahead).
-    """
-    u = source.dtype.type
+def _gather_kernel(bits: int) -> Callable[..., None]:
+    """The kernel for act-order. ``bits`` is a constant of it, which makes it twice as fast as an argument would."""
     per_word = 32 // bits
-    mask, shift, half, upper, byte = u((1 << bits) - 1), u(bits), u(16), u(16 + bits), u(8)
-    for kt in range(len(order) // 16):
-        for r in range(4):
-            k = 16 * kt + 2 * r
-            first, second, third, fourth = order[k], order[k + 8], order[k + 1], order[k + 9]
-            row_a, row_b = row + first // per_word, row + second // per_word
-            row_d, row_e = row + third // per_word, row + fourth // per_word
-            at_a, at_b = u(first % per_word * bits), u(second % per_word * bits)
-            at_d, at_e = u(third % per_word * bits), u(fourth % per_word * bits)
+
+    def gather(source: Any, row: int, order: Any, out: Any, k0: int, n0: int, strips: int, made: Any) -> None:
+        """GPTQ words with act-order to Marlin words, 16-bit activations; ``made`` is scratch, (4 * strips, 64).
+
+        The values of a word are picked from their four rows where the words of a plain weight would be shuffled. Each
+        word is read once for each of its values, but in long runs of neighbours: rows come in any order, and a short
+        run costs more than it holds (a page to translate, lines that nothing has fetched ahead).
+        """
+        u = source.dtype.type
+        mask, shift, half, upper, byte = u((1 << bits) - 1), u(bits), u(16), u(16 + bits), u(8)
+        for kt in range(len(order) // 16):
+            for r in range(4):
+                k = 16 * kt + 2 * r
+                first, second, third, fourth = order[k], order[k + 8], order[k + 1], order[k + 9]
+                row_a, row_b = row + first // per_word, row + second // per_word
+                row_d, row_e = row + third // per_word, row + fourth // per_word
+                at_a, at_b = u(first % per_word * bits), u(second % per_word * bits)
+                at_d, at_e = u(third % per_word * bits), u(fourth % per_word * bits)
+                for nt in range(strips):
+                    start = 64 * (n0 + nt)
+                    a, b = source[row_a, start : start + 64], source[row_b, start : start + 64]
+                    d, e = source[row_d, start : start + 64], source[row_e, start : start + 64]
+                    picked = made[4 * nt + r]
+                    for i in range(64):
+                        picked[i] = (
+                            ((a[i] >> at_a) & mask)
+                            | (((b[i] >> at_b) & mask) << shift)
+                            | (((d[i] >> at_d) & mask) << half)
+                            | (((e[i] >> at_e) & mask) << upper)
+                        )
             for nt in range(strips):
-                start = 64 * (n0 + nt)
-                a, b = source[row_a, start : start + 64], source[row_b, start : start + 64]
-                d, e = source[row_d, start : start + 64], source[row_e, start : start + 64]
-                picked = made[4 * nt + r]
-                for i in range(64):
-                    picked[i] = (
-                        ((a[i] >> at_a) & mask)
-                        | (((b[i] >> at_b) & mask) << shift)
-                        | (((d[i] >> at_d) & mask) << half)
-                        | (((e[i] >> at_e) & mask) << upper)
-                    )
-        for nt in range(strips):
-            if bits == 8:
-                target = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
-                for lane in range(32):
-                    for jb in range(8):
-                        target[8 * lane + jb] = made[4 * nt + (lane & 3), 8 * jb + (lane >> 2)]
-            else:
-                target = out[k0 + kt, 128 * (n0 + nt) : 128 * (n0 + nt) + 128]
-                for lane in range(32):
-                    left = lane >> 2
-                    for j in range(4):
-                        right = made[4 * nt + (lane & 3), left + 16 * j + 8] << byte
-                        target[4 * lane + j] = made[4 * nt + (lane & 3), left + 16 * j] | right
+                if bits == 8:
+                    target = out[k0 + kt, 256 * (n0 + nt) : 256 * (n0 + nt) + 256]
+                    for lane in range(32):
+                        for jb in range(8):
+                            target[8 * lane + jb] = made[4 * nt + (lane & 3), 8 * jb + (lane >> 2)]
+                else:
+                    target = out[k0 + kt, 128 * (n0 + nt) : 128 * (n0 + nt) + 128]
+                    for lane in range(32):
+                        left = lane >> 2
+                        for j in range(4):
+                            right = made[4 * nt + (lane & 3), left + 16 * j + 8] << byte
+                            target[4 * lane + j] = made[4 * nt + (lane & 3), left + 16 * j] | right
+
+    return gather
+
+
+_gather_8 = _gather_kernel(8)
+_gather_4 = _gather_kernel(4)
 
 
 def _gptq_from_awq_4(source: Any, row: int, column: int, target: Any, strips: int, pairs: Any, wide: Any) -> None:
@@ -383,15 +390,15 @@ def _gptq_from_awq_8(source: Any, row: int, column: int, target: Any, strips: in
 
 
 _SHUFFLE = "void(uint32[:,::1], int64, int64, uint32[:,::1], int64, int64, int64, int64)"
+_GATHER = "void(uint32[:,::1], int64, int64[::1], uint32[:,::1], int64, int64, int64, uint32[:,::1])"
 _FROM_AWQ = "void(uint32[:,::1], int64, int64, uint32[:,::1], int64, uint8[:,::1], {}[:,::1])"
 _SIGNATURES = {
     "_shuffle_8": _SHUFFLE,
     "_shuffle_4": _SHUFFLE,
     "_shuffle_narrow_8": _SHUFFLE,
     "_shuffle_narrow_4": _SHUFFLE,
-    "_gather_wide": (
-        "void(uint32[:,::1], int64, int64, int64[::1], uint32[:,::1], int64, int64, int64, uint32[:,::1])"
-    ),
+    "_gather_8": _GATHER,
+    "_gather_4": _GATHER,
     "_gptq_from_awq_4": _FROM_AWQ.format("uint64"),
     "_gptq_from_awq_8": _FROM_AWQ.format("uint32"),
 }
@@ -489,7 +496,7 @@ class NumbaEngine:
         import torch
 
         made = torch.empty((4 * strips, STRIP), dtype=torch.int32).numpy().view("uint32")  # aligned to cache lines
-        _numba_kernel("_gather_wide")(source, row, weight.bits, order, out, k0, n0, strips, made)
+        _numba_kernel(f"_gather_{weight.bits}")(source, row, order, out, k0, n0, strips, made)
 
     def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
         import numpy as np
@@ -513,10 +520,11 @@ class TorchEngine:
 
         return max(1, threads // int(torch.get_num_threads()))
 
-    def block_tiles(self, weight: Weight, workers: int) -> int:  # noqa: ARG002
+    def block_tiles(self, weight: Weight, workers: int) -> int:
         import torch
 
-        return int(torch.get_num_threads()) * (256 << 10) // weight.tile_bytes
+        size = max(1 << 20, int(torch.get_num_threads()) * (256 << 10))
+        return min(size, TORCH_BYTES // workers) // weight.tile_bytes
 
     def view(self, words: torch.Tensor) -> Any:
         return words
@@ -587,14 +595,26 @@ class TorchEngine:
         import torch
 
         columns = source[row:, n0 * STRIP : (n0 + strips) * STRIP]
-        words = torch.zeros((len(order) // weight.per_word, strips * STRIP), dtype=torch.int32)
-        for position in range(weight.per_word):
-            wanted = order[position :: weight.per_word]
-            picked = columns.index_select(0, wanted // weight.per_word)
-            picked.bitwise_right_shift_((wanted % weight.per_word * weight.bits).to(torch.int32).unsqueeze(1))
-            words |= picked.bitwise_and_((1 << weight.bits) - 1).bitwise_left_shift_(weight.bits * position)
-        tiles = len(order) // weight.tile_rows
-        self.shuffle(weight, words, out, row=0, strip=0, k0=k0, n0=n0, tiles=tiles, strips=strips)
+        rows = order.view(-1, 2, 4, 2)  # tile, half of the tile, r, row of the pair
+
+        def pick(half: int, row: int) -> torch.Tensor:
+            """The wanted values, each in a byte with what lay above it in its word."""
+            wanted = rows[:, half, :, row].flatten()
+            words = columns.index_select(0, wanted // weight.per_word)
+            words.bitwise_right_shift_((wanted % weight.per_word * weight.bits).to(torch.int32).unsqueeze(1))
+            return words.to(torch.uint8)
+
+        made = torch.empty((len(rows) * 4, strips * 8 * weight.bits, 2), dtype=torch.int16)
+        for row_of_pair in range(2):
+            low, high = pick(0, row_of_pair), pick(1, row_of_pair)
+            if weight.bits == 4:
+                nibbles = low.bitwise_and_(15).bitwise_or_(high.bitwise_left_shift_(4))
+                low, high = nibbles.unflatten(1, (-1, 2, 8)).unbind(2)
+            made[..., row_of_pair].unflatten(1, low.shape[1:]).copy_(_join(low, high, 8, torch.int16))
+        pieces = made.view(torch.int32).view(-1, 4, strips, weight.bits, 8)  # tile, r, strip, jb or j, c
+        words = weight.tile_bytes // 4
+        target = out[k0 : k0 + len(rows), words * n0 : words * (n0 + strips)]
+        target.unflatten(1, (strips, 8, 4, weight.bits)).copy_(pieces.permute(0, 2, 4, 1, 3))
 
     def from_awq(self, weight: Weight, source: Any, *, k0: int, n0: int, tiles: int, strips: int) -> Any:
         import torch
@@ -697,10 +717,12 @@ class Running:
 # --- host memory ----------------------------------------------------------------------------------------------------
 
 TASK_BYTES = 4 << 20
+TORCH_BYTES = 8 << 20
+"""Blocks that torch has in work together; scratch is up to five times as much."""
 AWQ_BYTES = 1 << 20
 """Scratch of a thread that repacks AWQ."""
-ORDER_STRIPS = 64
-"""Strips of act-order's rows that are read in one run, 16 KiB of each; the scratch of a thread is four such runs."""
+ORDER_STRIPS = 96
+"""Strips of act-order's rows that are read in one run, 24 KiB of each; the scratch of a thread is four such runs."""
 
 
 def start_repack(
