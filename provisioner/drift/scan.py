@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from packaging.version import Version
 
@@ -22,7 +23,7 @@ from provisioner.wheels.lazy import Wheel
 from provisioner.wheels.names import Candidate
 from provisioner.wheels.record import Record
 from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import open_wheel
+from provisioner.wheels.source import open_cache, open_wheel
 from provisioner.wheels.transport import Transport
 
 WORKERS = 8
@@ -65,8 +66,10 @@ def scan(
     whether what upstream merged is in a build's history.
     """
     start = time.monotonic()
+    cache = open_cache(settings)
     with Transport(settings) as transport, ThreadPoolExecutor(max_workers=WORKERS) as pool:
-        opened = list(pool.map(lambda item: _open(item, subjects, settings, transport, witness), candidates))
+        open_one = partial(open_wheel, settings=settings, transport=transport, cache=cache)
+        opened = list(pool.map(lambda item: _open(item, subjects, open_one, witness), candidates))
         reporter.amount(0, len(opened), "wheels")
         groups = _group(opened)
         judged = dict(zip(groups, pool.map(lambda reads: _judge(subjects, reads[0]), groups.values()), strict=True))
@@ -103,15 +106,11 @@ class _Unread:
 
 
 def _open(
-    candidate: Candidate,
-    subjects: Sequence[Subject],
-    settings: IndexSettings,
-    transport: Transport,
-    witness: Witness | None,
+    candidate: Candidate, subjects: Sequence[Subject], open_one: Callable[[Candidate], Wheel], witness: Witness | None
 ) -> _Read | _Unread:
     build = build_of(candidate)
     try:
-        wheel = open_wheel(candidate, settings, transport=transport)
+        wheel = open_one(candidate)
         record = wheel.record()
     except ProvisionError as error:
         return _Unread(build=build, failure=str(error))

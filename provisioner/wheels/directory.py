@@ -15,6 +15,7 @@ _END = struct.Struct("<4s4HLLH")
 _END64_PLACE = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _ENTRY = struct.Struct("<4s4xHH4xLLLHHH8xL")
+_LENGTHS = struct.Struct("<HHH")
 _LOCAL_HEADER = 30
 _LOCAL_EXTRA = 4096
 """Bytes: more than a local header's own extra field and a trailing data descriptor take."""
@@ -40,9 +41,11 @@ class Directory:
     start: int
     raw: bytes = field(repr=False)
 
-    def names(self) -> tuple[str, ...]:
-        """The names of all files in it, in its order. Raises ValueError where it is broken."""
-        return tuple(name for name in self._all_names() if not name.endswith("/"))
+    def names(self, ending: str = "") -> tuple[str, ...]:
+        """The names of all files in it that end so, in its order. Raises ValueError where it is broken."""
+        last = ending.encode()
+        found = [name.decode("utf-8") for name in self._names() if name.endswith(last)]
+        return tuple(name for name in found if not name.endswith("/"))
 
     def member(self, name: str) -> Member | None:
         """The member of that name; None where there is none."""
@@ -55,14 +58,17 @@ class Directory:
             found = self.raw.find(wanted, found + 1)
         return None
 
-    def _all_names(self) -> Iterator[str]:
-        place = 0
-        while place < len(self.raw):
-            name = self._name_at(place)
-            if name is None:
+    def _names(self) -> Iterator[bytes]:
+        # One function for all entries: this goes through thousands for each wheel that is read for the first time.
+        raw, size, lengths_at = self.raw, _ENTRY.size, _LENGTHS.unpack_from
+        place, end = 0, len(raw)
+        while place < end:
+            if not raw.startswith(b"PK\x01\x02", place) or place + size > end:
                 raise ValueError("a broken entry in the directory")
-            yield name.decode("utf-8")
-            place = self._after(place)
+            name, extra, comment = lengths_at(raw, place + 28)
+            start = place + size
+            yield raw[start : start + name]
+            place = start + name + extra + comment
 
     def _name_at(self, place: int) -> bytes | None:
         if self.raw[place : place + 4] != b"PK\x01\x02" or place + _ENTRY.size > len(self.raw):
@@ -71,7 +77,7 @@ class Directory:
         return self.raw[place + _ENTRY.size : place + _ENTRY.size + length]
 
     def _after(self, place: int) -> int:
-        name, extra, comment = struct.unpack_from("<HHH", self.raw, place + 28)
+        name, extra, comment = _LENGTHS.unpack_from(self.raw, place + 28)
         return int(place + _ENTRY.size + name + extra + comment)
 
     def _member_at(self, place: int) -> Member:
@@ -121,7 +127,9 @@ def read_directory(size: int, tail: bytes) -> Directory:
     if begin < 0:
         raise BeforeTailError(start)
     directory = Directory(start=start, raw=tail[begin : begin + length])
-    if sum(1 for _ in directory._all_names()) != count:
+    names = list(directory._names())
+    b"\n".join(names).decode("utf-8")
+    if len(names) != count:
         raise ValueError("the directory has not the number of entries that it tells")
     return directory
 

@@ -174,9 +174,14 @@ def open_wheel(
     settings: IndexSettings,
     *,
     transport: Transport | None = None,
+    cache: WheelCache | None = None,
     progress: Progress | None = None,
 ) -> Wheel:
-    """The wheel of ``candidate``, read where it lies, through the cache that the settings name."""
+    """The wheel of ``candidate``, read where it lies, through the cache that the settings name.
+
+    Who opens many wheels gives ``transport`` and ``cache``: connections are shared, and the cache is looked through for
+    what to drop once, not for each wheel.
+    """
     if candidate.path is not None:
         return LocalWheel(candidate.path)
     assert candidate.url is not None
@@ -186,7 +191,7 @@ def open_wheel(
         used,
         size=candidate.size,
         sha256=candidate.sha256,
-        cache=open_cache(settings),
+        cache=cache or open_cache(settings),
         progress=progress,
     )
     return wheel if transport is not None else wheel.hold(used)

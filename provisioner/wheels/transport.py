@@ -1,8 +1,8 @@
 """HTTP for wheels: time limits, retries, ranges, downloads that resume, and a count of what it cost.
 
-The only importer of requests, and only when the first request is made: it costs 0.12 s, and a local wheel needs none of
-it. Proxies, netrc and certificates are what requests takes from the environment. Credentials in a URL are sent to that
-host alone and never shown.
+Requests is imported only when the first request is made: it costs 0.12 s, and a local wheel needs none of it.
+Proxies, netrc and certificates are what requests takes from the environment. Credentials in a URL are sent to that host
+alone and never shown.
 """
 
 from __future__ import annotations
@@ -361,13 +361,14 @@ class Transport:
         if session is not None:
             return session
         import requests
-        import requests.adapters
+
+        from provisioner.wheels.connections import SharingAdapter
 
         session = requests.Session()
         session.headers["User-Agent"] = f"provisioner/{__version__}"
         with self._guard:
             if self._adapter is None:
-                self._adapter = requests.adapters.HTTPAdapter(pool_connections=8, pool_maxsize=32)
+                self._adapter = SharingAdapter(pool_connections=8, pool_maxsize=32)
             session.mount("https://", self._adapter)
             session.mount("http://", self._adapter)
             self._sessions.append(session)

@@ -135,7 +135,7 @@ def read_head(filename: str, size: int, tail: bytes, read_span: ReadSpan, *, whe
         directory = _directory_or_error(size, tail, where)
     except (ValueError, struct.error) as error:
         raise _not_a_wheel(where) from error
-    dist_info = find_dist_info(filename, directory.names(), where=where)
+    dist_info = find_dist_info(filename, directory.names("/RECORD"), where=where)
     members = {path: _member(directory, path, where) for path in (f"{dist_info}/RECORD", f"{dist_info}/METADATA")}
     tail = _extend(tail, size, min(member.start for member in members.values()), read_span)
     record, metadata = (_tail_text(path, member, size, tail, where) for path, member in members.items())
