@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from provisioner.digests import Digest
 from provisioner.errors import InvalidReceiptError
+from provisioner.records import dataclass
 from provisioner.tables import Table
 
 SCHEMA = "provision/receipt/1"

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -14,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidRecipeError
 from provisioner.policy import PatchPolicy as PatchPolicy
+from provisioner.records import dataclass
 from provisioner.tables import Table
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")

@@ -16,6 +16,7 @@ PURE = frozenset(
         "progress",
         "receipt",
         "recipe",
+        "records",
         "tables",
         "environment.lock",
         "gpu.model",

@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import typer
 
 from provisioner.errors import EnvironmentConflictError, InterruptedRunError, ProvisionError
+from provisioner.records import dataclass
 
 HELP = """Turn a recipe into a proven vLLM environment, and tell which patches still hold on tomorrow's build.
 

@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioner.provisioning.home import Home, find_home
 from provisioner.recipe import Recipe
+from provisioner.records import dataclass
 
 if TYPE_CHECKING:
     from provisioner.environment.lock import Lock, LockedBuild, LockScope

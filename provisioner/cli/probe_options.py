@@ -1,11 +1,11 @@
 """What a probe run is asked for: options as they were typed, and what they mean."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from provisioner.errors import UsageError
+from provisioner.records import dataclass
 
 if TYPE_CHECKING:
     from provisioner.serving.probes.measure import Targets

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+
 if TYPE_CHECKING:
     from packaging.version import Version
 

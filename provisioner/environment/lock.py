@@ -5,7 +5,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidLockError
+from provisioner.records import dataclass
 from provisioner.tables import Table
 
 if TYPE_CHECKING:

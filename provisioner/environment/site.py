@@ -3,13 +3,13 @@
 import json
 import shlex
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from provisioner.errors import EnvironmentConflictError, InvalidReceiptError
+from provisioner.records import dataclass
 from provisioner.wheels.record import Record, parse_record
 
 STATE_FOLDER = ".provision"

@@ -6,7 +6,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ from provisioner.errors import (
 )
 from provisioner.progress import Reporter
 from provisioner.recipe import PythonChoice
+from provisioner.records import dataclass
 
 INSTALL_TIMEOUT_SECONDS = 3600
 RESOLVE_TIMEOUT_SECONDS = 600

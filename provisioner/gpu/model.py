@@ -1,10 +1,10 @@
 """Cards, and what was seen of their health. Pure."""
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 
 from provisioner.gpu.xid import XidEvent
+from provisioner.records import dataclass
 
 # PCI device ids of the CMP 170HX (a modified driver can name the card differently).
 _CMP_170HX_IDS = frozenset({0x20C2, 0x2082})

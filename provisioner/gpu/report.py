@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any
 
@@ -10,6 +10,7 @@ from provisioner.counts import count_text
 from provisioner.errors import InvalidReceiptError
 from provisioner.gpu.model import Card, Probe
 from provisioner.gpu.xid import XidEvent, explain_xid
+from provisioner.records import dataclass
 
 SCHEMA = "provision/verify/1"
 FILE_NAME = "verify.json"

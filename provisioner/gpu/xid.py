@@ -6,7 +6,8 @@ The NVIDIA driver writes each error number ("Xid") as ``NVRM: Xid (PCI:0000:81:0
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from provisioner.records import dataclass
 
 _ADDRESS = r"(?:PCI:)?(?P<address>(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{1,2}:[0-9A-Fa-f]{1,2}(?:\.[0-7])?)"
 _XID = re.compile(rf"NVRM:\s+Xid\s+\({_ADDRESS}\):\s+(?P<code>\d+)(?:,\s*(?P<detail>.*))?")

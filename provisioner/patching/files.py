@@ -6,13 +6,13 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import RefusedTargetError
+from provisioner.records import dataclass
 
 _SECOND_NS = 1_000_000_000
 _COPY_MODE_MASK = 0o7777

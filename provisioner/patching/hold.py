@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from provisioner.errors import BusyError, RestoredError
+from provisioner.records import dataclass
 
 LOCK_NAME = "lock"
 _POLL_SECONDS = 0.05

@@ -6,7 +6,7 @@ goes to its own line and nowhere else.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice, pairwise, product
 from typing import assert_never
 
@@ -43,6 +43,7 @@ from provisioner.patching.surface import (
     splice,
     without_cr,
 )
+from provisioner.records import dataclass
 
 NO_CUT = Cut()
 _MOST_ORIGINS = 16

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from provisioner.digests import Digest
 from provisioner.errors import NotRestoredError
 from provisioner.patching.files import FileSystem, Image
 from provisioner.patching.leftover import JOURNAL_NAME
+from provisioner.records import dataclass
 
 SCHEMA = "provision/journal/1"
 

@@ -4,12 +4,13 @@ Every path is posix and relative to site-packages; every text is bytes; a line n
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Literal
 
 from provisioner.digests import Digest
+from provisioner.records import dataclass
 
 LineKind = Literal[" ", "-", "+"]
 

@@ -1,10 +1,10 @@
 """Bytes kept under their own digest: pristine files and patch texts that later commands need without a network."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.digests import Digest, digest_of
 from provisioner.files import write_whole
+from provisioner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ inside the text which the hunk would make is where the hunk already is, not wher
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from provisioner.patching.model import HunkVerdict, Verdict
 from provisioner.patching.surface import (
@@ -21,6 +20,7 @@ from provisioner.patching.surface import (
     own_place,
     scope_at_place,
 )
+from provisioner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

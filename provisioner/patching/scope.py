@@ -19,8 +19,10 @@ may start afresh at each.
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
+
+from provisioner.records import dataclass
 
 # A string ends at its quote, or, damaged, with its line. A backslash takes the next byte along, a newline included.
 _STRING = rb"\"\"\"(?:[^\"\\]++|\\.|\"(?!\"\"))*+(?:\"\"\"|\Z)|'''(?:[^'\\]++|\\.|'(?!''))*+(?:'''|\Z)"

@@ -5,11 +5,12 @@ lines of a section end in CRLF, the whole section was carried with CRLF and one 
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NoReturn
 
 from provisioner.errors import InvalidPatchError
 from provisioner.patching.model import Hunk, HunkLine
+from provisioner.records import dataclass
 
 INDEX = re.compile(rb"([0-9a-f]{4,64})\.\.([0-9a-f]{4,64})(?: (\d{6}))?")
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(?:[ \t](.*))?")

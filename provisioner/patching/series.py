@@ -10,7 +10,7 @@ successors are judged without it. The same function serves an installed tree and
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 
 from provisioner.digests import Digest, digest_of
@@ -48,6 +48,7 @@ from provisioner.patching.strands import (
     tie_strands,
     win_back,
 )
+from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
 _MERGED = frozenset({Verdict.PROBABLY_MERGED, Verdict.MERGED_UPSTREAM})

@@ -1,11 +1,11 @@
 """What a wheel ships at all, and which paths of a patch can therefore not count or are missing. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from provisioner.digests import Digest
 from provisioner.patching.model import Create, Cut, FileChange, FileFacts, Rename, SeriesPatch, Verdict
+from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
 _COMPILED = frozenset({"csrc", "cmake", "rust", "src"})

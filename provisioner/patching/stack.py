@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 
 from provisioner.digests import digest_of
@@ -11,6 +11,7 @@ from provisioner.errors import InvalidPatchError, UsageError
 from provisioner.patching.compare import change_between
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.model import Create, Patch, SeriesPatch
+from provisioner.records import dataclass
 
 SERIES_FILE = "series"
 SUFFIXES = (".patch", ".diff")

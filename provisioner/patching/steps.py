@@ -4,9 +4,10 @@ Paths are posix and relative to site-packages. Every step names what it expects 
 can be refused.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from provisioner.digests import Digest
+from provisioner.records import dataclass
 
 DEFAULT_MODE = 0o644
 

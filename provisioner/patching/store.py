@@ -7,7 +7,7 @@ written down: a regenerated patch that lost a hunk applies cleanly, too.
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidPatchError, UsageError
 from provisioner.patching.diff import manifest_of, parse_patch
 from provisioner.patching.model import Cut, FileManifest, Manifest, Patch, SeriesPatch
+from provisioner.records import dataclass
 from provisioner.tables import Table
 
 PATCH_FILE = "patch.toml"

@@ -7,7 +7,7 @@ first, never what is true.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, auto
 from itertools import combinations
 
@@ -34,6 +34,7 @@ from provisioner.patching.model import (
     paths_of,
 )
 from provisioner.patching.places import Shift
+from provisioner.records import dataclass
 
 _MOST_CHOICES = 256
 _MOST_PARTIAL_CHOICES = 256

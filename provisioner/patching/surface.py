@@ -7,11 +7,11 @@ for byte.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from provisioner.patching.model import FileChange, Hunk, HunkLine
 from provisioner.patching.scope import ScopeMap, column_of, map_scopes
+from provisioner.records import dataclass
 
 MOST_PLACES = 256
 """A text that stands at more places than these is not searched further; it tells nothing."""

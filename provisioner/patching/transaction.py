@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -35,6 +35,7 @@ from provisioner.patching.hold import Holder, hold_environment, read_holder
 from provisioner.patching.journal import Intent, Journal, Target, TornJournalError
 from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.steps import CreateFile, DeleteFile, FileStep, ReplaceFile, SetMode
+from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
 __all__ = [

@@ -5,7 +5,6 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from provisioner.digests import Digest
 from provisioner.environment.site import Site
 from provisioner.provisioning.verified import Identity, identify, keep_verified, read_clock, read_verified
+from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
 _PIECE = 1 << 20

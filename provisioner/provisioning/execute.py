@@ -4,7 +4,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -65,6 +65,7 @@ from provisioner.provisioning.series import RecipeSeries, judge_recipe, refuse_b
 from provisioner.provisioning.state import Owner, objects_of, read_receipt, state_of, write_owner, write_receipt
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.recipe import Recipe
+from provisioner.records import dataclass
 from provisioner.wheels.lazy import Wheel
 from provisioner.wheels.names import DEFAULT_VARIANT, variant_of
 from provisioner.wheels.record import Record

@@ -1,7 +1,6 @@
 """A recipe's fork: its checkout found or made, and its patches, new files and ours as one series."""
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
@@ -14,6 +13,7 @@ from provisioner.progress import Reporter
 from provisioner.provisioning.series import RecipeSeries
 from provisioner.provisioning.store import open_series
 from provisioner.recipe import ForkStack, PatchPolicy, Recipe
+from provisioner.records import dataclass
 from provisioner.serving.fork import Checkout, ForkPatch, clone_fork, read_checkout, require_pinned
 
 OVERLAY_ID = "fork/overlay"

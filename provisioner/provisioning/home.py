@@ -1,8 +1,9 @@
 """Where the tool keeps what is the user's: environments, locks, caches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from provisioner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,5 @@
 """What stands in the folder where the environment should be."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -10,6 +9,7 @@ from provisioner.environment.lock import Lock, marker_environment
 from provisioner.environment.site import STATE_FOLDER, Site, find_site, venv_python
 from provisioner.errors import EnvironmentConflictError
 from provisioner.provisioning.state import Owner, read_owner, state_of
+from provisioner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

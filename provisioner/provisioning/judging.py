@@ -1,7 +1,7 @@
 """A series of patches judged on one tree of files: installed, or a wheel that is not."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -29,6 +29,7 @@ from provisioner.policy import PatchPolicy
 from provisioner.provisioning.sources import PatchSource
 from provisioner.provisioning.state import objects_of, read_receipt
 from provisioner.receipt import AppliedPatch
+from provisioner.records import dataclass
 from provisioner.resources import patches_folder
 from provisioner.wheels.record import Record
 

@@ -1,11 +1,11 @@
 """Locks on disk: where they are looked for, read and written."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.environment.lock import Lock, parse_lock, print_facts
 from provisioner.errors import InvalidLockError
 from provisioner.provisioning.home import Home
+from provisioner.records import dataclass
 from provisioner.resources import lockfiles_folder
 
 

@@ -1,13 +1,14 @@
 """What must be done so that an environment is as its recipe says: wanted against found. Pure but for the types."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from provisioner.counts import count_text
 from provisioner.digests import Digest
 from provisioner.patching.model import SeriesVerdict
 from provisioner.patching.steps import FileStep
 from provisioner.receipt import Receipt
+from provisioner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

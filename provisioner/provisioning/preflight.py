@@ -2,11 +2,11 @@
 
 import platform
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.errors import CannotObtainError, CardError
 from provisioner.recipe import CardExpectation
+from provisioner.records import dataclass
 
 GIB = 1024**3
 # Measured: vllm 0.27.1 with its CUDA packages takes 7.6 GB installed, its wheel alone 0.8 GB.

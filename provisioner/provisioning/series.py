@@ -1,13 +1,14 @@
 """A recipe's patches as a series, judged by its policies."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from provisioner.counts import count_text
 from provisioner.errors import ConflictError, InvalidPatchError
 from provisioner.patching.model import HARMLESS, FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.series import judge_series
 from provisioner.recipe import PatchPolicy
+from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
 

@@ -1,7 +1,7 @@
 """What a user names as patches (recipes, ids of the store, files, folders, overlays), found and read."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from provisioner.patching.diff import print_patch
 from provisioner.patching.model import SeriesPatch
 from provisioner.patching.stack import SUFFIXES, Reading, name_apart, read_overlay, read_patch_file, read_stack
 from provisioner.policy import PatchPolicy
+from provisioner.records import dataclass
 from provisioner.resources import is_stored_patch, patches_folder, recipe_names, stored_patch_names
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """What the tool keeps inside an environment: whose it is, the receipt, and the bytes behind it."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.environment.site import STATE_FOLDER
@@ -9,6 +8,7 @@ from provisioner.errors import InvalidReceiptError
 from provisioner.files import write_whole
 from provisioner.patching.objects import ObjectStore
 from provisioner.receipt import FILE_NAME, Receipt, parse_receipt, print_receipt
+from provisioner.records import dataclass
 from provisioner.tables import Table
 
 OWNER_FILE = "environment.json"

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.counts import count_text
@@ -28,6 +27,7 @@ from provisioner.provisioning.series import pristine_only
 from provisioner.provisioning.state import objects_of, read_receipt, state_of
 from provisioner.receipt import Receipt
 from provisioner.recipe import PatchPolicy, Recipe
+from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
 _SETTLED = frozenset({Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES})

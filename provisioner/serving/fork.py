@@ -9,11 +9,11 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from provisioner.errors import CannotObtainError, EnvironmentConflictError, NetworkError, NoSuchBuildError
 from provisioner.recipe import ForkStack
+from provisioner.records import dataclass
 
 QUICK_SECONDS = 30
 CLONE_SECONDS = 600

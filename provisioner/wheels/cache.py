@@ -14,12 +14,12 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import CannotObtainError
+from provisioner.records import dataclass
 
 _SCHEMA = 1
 _TOUCH_AFTER = 3600.0

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from provisioner.records import dataclass
 
 _END = struct.Struct("<4s4HLLH")
 _END64_PLACE = struct.Struct("<4sLQL")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import Digest
 from provisioner.errors import InvalidInputError, NoCompatibleWheelError
+from provisioner.records import dataclass
 
 DEFAULT_VARIANT = "default"
 _COMMIT_PART = re.compile(r"g([0-9a-f]{6,40})\Z")

@@ -4,10 +4,11 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from provisioner.digests import Digest, digest_from_record, digest_of, digest_to_record
 from provisioner.errors import InvalidInputError
+from provisioner.records import dataclass
 
 _HASH = re.compile(r"(sha256=[A-Za-z0-9_-]{43})?")
 _ROW_END = re.compile(r",((?:sha256=[A-Za-z0-9_-]{43})?+,[0-9]*+)\n")

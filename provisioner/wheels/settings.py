@@ -3,12 +3,13 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from provisioner.errors import CannotObtainError, UsageError
+from provisioner.records import dataclass
 
 VLLM_INDEX = "https://wheels.vllm.ai"
 GITHUB_API = "https://api.github.com"

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from provisioner import __version__
 from provisioner.digests import Digest
 from provisioner.errors import CannotObtainError, HashMismatchError, NetworkError, NoSuchBuildError, ProvisionError
+from provisioner.records import dataclass
 from provisioner.wheels.urls import redact, strip_credentials
 
 if TYPE_CHECKING:

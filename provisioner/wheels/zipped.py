@@ -9,7 +9,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from provisioner.digests import Digest, digest_from_record
 from provisioner.errors import HashMismatchError, InvalidWheelError
+from provisioner.records import dataclass
 from provisioner.wheels.directory import BeforeTailError, Directory, Member, read_directory
 from provisioner.wheels.names import parse_wheel_name
 from provisioner.wheels.record import Record, parse_record
