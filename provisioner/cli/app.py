@@ -20,35 +20,154 @@ Example: [bold]provision hynix-stable[/bold], then [bold]provision status hynix-
 class Entry:
     """One command: its module under ``provisioner.cli`` and the name of its function there.
 
-    ``group`` tells that the function returns a typer app with commands of its own.
+    ``group`` tells that the function returns a typer app with commands of its own. ``summary`` is how its help begins:
+    the list of all commands is printed from it, without loading any.
     """
 
     name: str
     module: str
     function: str
     panel: str
+    summary: str
     group: bool = False
 
 
 ENTRIES = (
-    Entry(name="up", module="up", function="up", panel="Environment"),
-    Entry(name="status", module="status", function="status", panel="Environment"),
-    Entry(name="revert", module="revert", function="revert", panel="Environment"),
-    Entry(name="lock", module="lock", function="lock", panel="Environment"),
-    Entry(name="bundle", module="bundle", function="bundle", panel="Environment"),
-    Entry(name="drift", module="drift", function="drift", panel="Patches"),
-    Entry(name="drift-issue", module="drift_issue", function="drift_issue", panel="Patches"),
-    Entry(name="verify", module="verify", function="verify", panel="Environment"),
-    Entry(name="serve", module="serve", function="serve", panel="Serving"),
-    Entry(name="doctor", module="doctor", function="doctor", panel="Serving"),
-    Entry(name="containerfile", module="containerfile", function="containerfile", panel="Serving"),
-    Entry(name="units", module="units", function="units", panel="Serving"),
-    Entry(name="booster", module="booster", function="booster", panel="Serving"),
-    Entry(name="probe", module="probe", function="build_group", panel="Serving", group=True),
-    Entry(name="patch", module="patch", function="build_group", panel="Environment", group=True),
-    Entry(name="recipes", module="recipes", function="recipes", panel="Catalogue"),
-    Entry(name="patches", module="patches", function="patches", panel="Catalogue"),
-    Entry(name="cache", module="cache", function="cache", panel="Catalogue"),
+    Entry(
+        name="up",
+        module="up",
+        function="up",
+        panel="Environment",
+        summary="Build, patch and prove the environment of a recipe; a second run finds nothing to do.",
+    ),
+    Entry(
+        name="status",
+        module="status",
+        function="status",
+        panel="Environment",
+        summary="Say what an environment is and whether its files are still what the receipt says; exit 1 if not.",
+    ),
+    Entry(
+        name="revert",
+        module="revert",
+        function="revert",
+        panel="Environment",
+        summary="Restore every patched file to its bytes as shipped and remove what the patches added.",
+    ),
+    Entry(
+        name="lock",
+        module="lock",
+        function="lock",
+        panel="Environment",
+        summary="Resolve a recipe's build and write its lock: hashed requirements and what the build is.",
+    ),
+    Entry(
+        name="bundle",
+        module="bundle",
+        function="bundle",
+        panel="Environment",
+        summary=(
+            "Put a recipe's lock, wheels and patches, and provision itself, into one file for hosts without a network."
+        ),
+    ),
+    Entry(
+        name="drift",
+        module="drift",
+        function="drift",
+        panel="Patches",
+        summary="Judge patches on builds that nobody has installed yet; exit 1 where a required patch does not hold.",
+    ),
+    Entry(
+        name="drift-issue",
+        module="drift_issue",
+        function="drift_issue",
+        panel="Patches",
+        summary="Keep one issue up to date with a drift report; the token comes from GITHUB_TOKEN.",
+    ),
+    Entry(
+        name="verify",
+        module="verify",
+        function="verify",
+        panel="Environment",
+        summary="Prove on the card that will serve that compiled repack, CPU repack and reference give the same bits.",
+    ),
+    Entry(
+        name="serve",
+        module="serve",
+        function="serve",
+        panel="Serving",
+        summary="Start a recipe's server, if nothing speaks against it; else say everything that does.",
+    ),
+    Entry(
+        name="doctor",
+        module="doctor",
+        function="doctor",
+        panel="Serving",
+        summary=(
+            "Find out why a server does not do what it should: 0 healthy, 1 findings, 8 the card is "
+            "missing, lost or wedged."
+        ),
+    ),
+    Entry(
+        name="containerfile",
+        module="containerfile",
+        function="containerfile",
+        panel="Serving",
+        summary=(
+            "Print a Containerfile: built from a bundle without any index, proven while it is built, run without root."
+        ),
+    ),
+    Entry(
+        name="units",
+        module="units",
+        function="units",
+        panel="Serving",
+        summary="Print or write systemd units: the server, its booster, and a daily drift check.",
+    ),
+    Entry(
+        name="booster",
+        module="booster",
+        function="booster",
+        panel="Serving",
+        summary="Forward to a server, and between turns have it compute what the next turn starts with.",
+    ),
+    Entry(
+        name="probe",
+        module="probe",
+        function="build_group",
+        panel="Serving",
+        summary="Measure a live server, and compare two measurements.",
+        group=True,
+    ),
+    Entry(
+        name="patch",
+        module="patch",
+        function="build_group",
+        panel="Environment",
+        summary="Judge, apply and take back patches in any environment.",
+        group=True,
+    ),
+    Entry(
+        name="recipes",
+        module="recipes",
+        function="recipes",
+        panel="Catalogue",
+        summary="List the built-in recipes: card, build, and the policy of each patch.",
+    ),
+    Entry(
+        name="patches",
+        module="patches",
+        function="patches",
+        panel="Catalogue",
+        summary="List the patches that travel with the tool: what each mends, for which versions, and who requires it.",
+    ),
+    Entry(
+        name="cache",
+        module="cache",
+        function="cache",
+        panel="Catalogue",
+        summary="Show what was read of wheels and is kept on disk, or clear it.",
+    ),
 )
 
 
@@ -89,12 +208,15 @@ def _explain(error: OSError) -> ProvisionError:
 def build_command(argv: Sequence[str] = ()) -> Any:
     """The command line as a click-like command object, with ``main(args=…, prog_name=…)``.
 
-    Where ``argv`` begins with a command's name, only that command is built: a run need not load the others.
+    Where ``argv`` begins with a command's name, only that command is built: a run need not load the others. Where it
+    asks for the list of all, each has its name and summary alone.
     """
     app = typer.Typer(
         name="provision", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
     )
     app.callback()(_take_version)
+    if tuple(argv) == ("--help",):
+        return _list_commands(app)
     wanted = argv[0] if argv and argv[0] in _names() else None
     for name in _recipe_names():
         if wanted in (None, name):
@@ -103,6 +225,23 @@ def build_command(argv: Sequence[str] = ()) -> Any:
         if wanted in (None, entry.name):
             _add_entry(app, entry)
     return typer.main.get_command(app)
+
+
+def _list_commands(app: typer.Typer) -> Any:
+    # In typer's own order, which has groups after commands.
+    rows = [(name, _recipe_help(name), "Recipes") for name in _recipe_names()]
+    rows += [(entry.name, entry.summary, entry.panel) for entry in sorted(ENTRIES, key=lambda entry: entry.group)]
+    for name, summary, panel in rows:
+        app.command(name, help=summary, rich_help_panel=panel)(_stand_in)
+    return typer.main.get_command(app)
+
+
+def _stand_in() -> None:
+    """In the place of a command that is listed and not run."""
+
+
+def _recipe_help(name: str) -> str:
+    return f"Provision the recipe [bold]{name}[/bold]. Example: [bold]provision {name} --dry-run[/bold]"
 
 
 def _print_version(wanted: bool) -> None:
@@ -132,7 +271,7 @@ def _recipe_names() -> tuple[str, ...]:
 def _add_recipe(app: typer.Typer, name: str) -> None:
     from provisioner.cli import up
 
-    app.command(name, help=up.recipe_help(name), rich_help_panel="Recipes")(exiting(up.command_for(name)))
+    app.command(name, help=_recipe_help(name), rich_help_panel="Recipes")(exiting(up.command_for(name)))
 
 
 def _add_entry(app: typer.Typer, entry: Entry) -> None:

@@ -95,11 +95,6 @@ class UpOptions:
     from_bundle: Path | None
 
 
-def recipe_help(name: str) -> str:
-    """Help text of a recipe's own command."""
-    return f"Provision the recipe [bold]{name}[/bold]. Example: [bold]provision {name} --dry-run[/bold]"
-
-
 def command_for(name: str) -> Callable[..., int]:
     """The command function of a built-in recipe: ``up`` without its argument, and without a fork's options for a
     recipe that has none."""
@@ -149,12 +144,10 @@ def up(
 
 
 def _has_fork(name: str) -> bool:
-    # The table alone is looked at: parsing a recipe in full costs more than a help page may take.
-    import tomllib
-
+    # The line alone is looked for: parsing a recipe costs more than a help page may take, and these are our own.
     from provisioner.resources import recipes_folder
 
-    return "fork" in tomllib.loads((recipes_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    return "\n[fork]\n" in (recipes_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
@@ -331,11 +324,8 @@ def _show_plan(request: Any, context: Any, *, check: bool, as_json: bool) -> int
 
 
 def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", options: UpOptions) -> int:
-    from dataclasses import asdict
-
     from provisioner.cli import render
     from provisioner.cli.progress import open_reporter
-    from provisioner.cli.verdicts import describe_verdict
     from provisioner.provisioning.beside import saved_text
     from provisioner.provisioning.plan import describe_action, taken_out
     from provisioner.provisioning.preflight import look_at_card
@@ -350,6 +340,10 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     lines = [describe_action(action) for action in outcome.actions]
     going = {patch_id: str(saved_text(state_of(request.venv), patch_id)) for patch_id in taken_out(outcome.actions)}
     if options.as_json:
+        from dataclasses import asdict
+
+        from provisioner.cli.verdicts import describe_verdict
+
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "taken_out": going}
         details = {"patches": describe_verdict(outcome.verdict), "receipt": asdict(outcome.receipt)}
         card = {"card": preflight.card, "verification": _summarize(checked)}
@@ -402,6 +396,8 @@ def _summarize(checked: "VerifyReport | None") -> dict[str, Any] | None:
 
 def _exit_code(checked: "VerifyReport | None") -> int:
     """A check that could not be made does not spoil the environment; one that failed does."""
+    if checked is None:
+        return 0
     from provisioner.gpu.report import Verdict
 
-    return 0 if checked is None or checked.verdict is Verdict.NOT_RUN else checked.verdict.exit_code
+    return 0 if checked.verdict is Verdict.NOT_RUN else checked.verdict.exit_code

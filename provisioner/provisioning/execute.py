@@ -7,23 +7,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioner import __version__
 from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.environment import uv as uv_room
-from provisioner.environment.lock import Lock, marker_environment, select_pin
+from provisioner.environment.lock import Lock, LockedBuild, marker_environment, select_pin
 from provisioner.environment.site import Site, find_site, venv_python
 from provisioner.environment.uv import VenvLayout
 from provisioner.errors import EnvironmentConflictError, ForeignBytesError, HashMismatchError, ProvisionError
 from provisioner.patching.diff import print_patch
 from provisioner.patching.gather import gather_facts, shipped_facts
 from provisioner.patching.hold import Holder, hold_environment
+from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.model import FileFacts, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.plan import make_plan, steps_to
 from provisioner.patching.series import touched_paths
 from provisioner.patching.steps import FileStep
-from provisioner.patching.transaction import execute, is_interrupted, recover
 from provisioner.progress import Reporter
 from provisioner.provisioning.beside import patches_beside, save_texts
 from provisioner.provisioning.checks import (
@@ -41,8 +42,10 @@ from provisioner.provisioning.inspect import (
     Adoptable,
     Found,
     Installed,
+    Occupied,
     Unfinished,
     differing_packages,
+    find_place,
     inspect_environment,
     refuse_other_build,
 )
@@ -66,9 +69,10 @@ from provisioner.provisioning.state import Owner, objects_of, read_receipt, stat
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.recipe import Recipe
 from provisioner.records import dataclass
-from provisioner.wheels.lazy import Wheel
-from provisioner.wheels.names import DEFAULT_VARIANT, variant_of
 from provisioner.wheels.record import Record
+
+if TYPE_CHECKING:
+    from provisioner.wheels.lazy import Wheel
 
 WAIT_SECONDS = 600
 
@@ -91,7 +95,7 @@ class Request:
     python: str | None
     bare: bool
     reapply: bool
-    open_wheel: Callable[[], Wheel]
+    open_wheel: "Callable[[], Wheel]"
     environ: Mapping[str, str]
     adopts: bool = False
     fetch_wheel: Callable[[Reporter], Path] | None = None
@@ -126,8 +130,7 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
 
     Raises a ProvisionError whose class says whether nothing was done, everything was restored, or not.
     """
-    if isinstance(_inspect(request), Absent | Unfinished):
-        check_disk(request.venv, BARE_ENVIRONMENT_BYTES if request.bare else FULL_ENVIRONMENT_BYTES)
+    _look_first(request)
     _make_place(request.venv)
     with _held(request.venv, reporter):
         found = _inspect(request)
@@ -142,6 +145,17 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
             write_receipt(site.state_dir, receipt)
             actions.append(WriteReceipt())
     return Outcome(receipt=receipt, verdict=verdict, actions=tuple(actions))
+
+
+def _look_first(request: Request) -> None:
+    """Refuse what can be refused before anything is made, the lock file among it."""
+    match find_place(request.venv, request.recipe.distribution, adopts=request.adopts):
+        case Absent() | Unfinished():
+            check_disk(request.venv, BARE_ENVIRONMENT_BYTES if request.bare else FULL_ENVIRONMENT_BYTES)
+        case Occupied(owner=None):
+            _inspect(request)
+        case Occupied():
+            pass  # looked at when it is held, since it may change until then
 
 
 def _plan_new(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
@@ -220,6 +234,8 @@ def _held(venv: Path, reporter: Reporter) -> Iterator[None]:
 def _recover(found: Found, reporter: Reporter) -> list[Action]:
     if not isinstance(found, Installed | Adoptable) or not is_interrupted(found.site.state_dir):
         return []
+    from provisioner.patching.transaction import recover
+
     reporter.stage("recover an interrupted change")
     recover(found.site.site_packages, found.site.state_dir)
     return [RecoverTransaction()]
@@ -336,6 +352,8 @@ def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Actio
         saved = save_texts(site, action.ids, site.state_dir)
         reporter.warn(f"{describe_action(action)}; kept as {', '.join(map(str, saved))}")
     if steps:
+        from provisioner.patching.transaction import execute
+
         reporter.stage(f"change {count_text(len({step.path for step in steps}), 'file')} in one transaction")
         _keep(request, site, verdict)
         execute(
@@ -436,13 +454,8 @@ def _prove_build(request: Request, site: Site) -> None:
             expected=f"{locked.version} of {locked.commit}",
             found=f"{build.version} of {build.commit}",
         )
-    if locked.url is not None and (site.version != locked.version or variant_of(site.version) != locked.variant):
-        raise HashMismatchError(
-            "the installed build is not the locked one",
-            where=str(site.dist_info),
-            expected=f"{locked.version}, variant {locked.variant or DEFAULT_VARIANT}",
-            found=f"{site.version}, variant {variant_of(site.version) or DEFAULT_VARIANT}",
-        )
+    if locked.url is not None:
+        _prove_variant(site, locked)
     torch = read_torch(site.site_packages)
     if request.bare or locked.torch_cuda is None:
         return
@@ -459,6 +472,19 @@ def _prove_build(request: Request, site: Site) -> None:
             expected=f"CUDA {locked.torch_cuda}",
             found=f"CUDA {torch.cuda}",
             hints=(f"provision lock {request.recipe.name}",),
+        )
+
+
+def _prove_variant(site: Site, locked: LockedBuild) -> None:
+    """The whole version, in which a commit's build has its variant, is the lock's."""
+    from provisioner.wheels.names import DEFAULT_VARIANT, variant_of
+
+    if site.version != locked.version or variant_of(site.version) != locked.variant:
+        raise HashMismatchError(
+            "the installed build is not the locked one",
+            where=str(site.dist_info),
+            expected=f"{locked.version}, variant {locked.variant or DEFAULT_VARIANT}",
+            found=f"{site.version}, variant {variant_of(site.version) or DEFAULT_VARIANT}",
         )
 
 

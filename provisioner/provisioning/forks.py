@@ -1,20 +1,20 @@
 """A recipe's fork: its checkout found or made, and its patches, new files and ours as one series."""
 
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from provisioner.errors import EnvironmentConflictError, UsageError
-from provisioner.patching.compare import patch_between
-from provisioner.patching.diff import parse_patch
 from provisioner.patching.model import SeriesPatch
 from provisioner.progress import Reporter
 from provisioner.provisioning.series import RecipeSeries
 from provisioner.provisioning.store import open_series
 from provisioner.recipe import ForkStack, PatchPolicy, Recipe
 from provisioner.records import dataclass
-from provisioner.serving.fork import Checkout, ForkPatch, clone_fork, read_checkout, require_pinned
+
+if TYPE_CHECKING:
+    from provisioner.serving.fork import Checkout, ForkPatch
 
 OVERLAY_ID = "fork/overlay"
 
@@ -33,11 +33,13 @@ class ForkWish:
     overlay: bool = True
 
 
-def obtain_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> Checkout:
+def obtain_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> "Checkout":
     """The checkout in the wish's folder, cloned if there is none, proven to be the pinned commit.
 
     Raises EnvironmentConflictError for another commit or local edits; what cloning raises.
     """
+    from provisioner.serving.fork import clone_fork
+
     if not (wish.folder / ".git").exists():
         _refuse_occupied(wish.folder, fork)
         commit = wish.commit or fork.commit
@@ -46,8 +48,12 @@ def obtain_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> Chec
     return _read_pinned(wish.folder, fork, wish)
 
 
-def peek_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> Checkout:
+def peek_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> "Checkout":
     """The same with nothing left behind: a checkout that is not there yet is read from a temporary clone."""
+    import tempfile
+
+    from provisioner.serving.fork import clone_fork
+
     if (wish.folder / ".git").exists():
         return _read_pinned(wish.folder, fork, wish)
     _refuse_occupied(wish.folder, fork)
@@ -58,11 +64,13 @@ def peek_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> Checko
         return _read_pinned(folder, fork, wish)
 
 
-def open_fork_series(recipe: Recipe, checkout: Checkout, version: Version, *, overlay: bool = True) -> RecipeSeries:
+def open_fork_series(recipe: Recipe, checkout: "Checkout", version: Version, *, overlay: bool = True) -> RecipeSeries:
     """The fork's patches, its overlay and that one's patches, then the recipe's own.
 
     Raises InvalidPatchError, with file and line, for a patch that is not understood.
     """
+    from provisioner.patching.compare import patch_between
+
     fork = _require_fork(recipe)
     own = open_series(recipe, version)
     patches = [_parse(patch, checkout, fork) for patch in checkout.patches]
@@ -82,10 +90,14 @@ def find_series(recipe: Recipe, venv: Path, version: Version) -> RecipeSeries:
     fork = recipe.fork
     if fork is None or not (venv.parent / ".git").exists() or not (venv.parent / fork.launcher).is_file():
         return open_series(recipe, version)
+    from provisioner.serving.fork import read_checkout  # most recipes have no fork
+
     return open_fork_series(recipe, read_checkout(venv.parent, fork), version)
 
 
-def _read_pinned(folder: Path, fork: ForkStack, wish: ForkWish) -> Checkout:
+def _read_pinned(folder: Path, fork: ForkStack, wish: ForkWish) -> "Checkout":
+    from provisioner.serving.fork import read_checkout, require_pinned
+
     checkout = read_checkout(folder, fork)
     if not wish.any_state:
         require_pinned(checkout, fork, commit=wish.commit)
@@ -107,6 +119,8 @@ def _require_fork(recipe: Recipe) -> ForkStack:
     return recipe.fork
 
 
-def _parse(patch: ForkPatch, checkout: Checkout, fork: ForkStack) -> SeriesPatch:
+def _parse(patch: "ForkPatch", checkout: "Checkout", fork: ForkStack) -> SeriesPatch:
+    from provisioner.patching.diff import parse_patch
+
     source = f"fork: {patch.path.relative_to(checkout.folder).as_posix()}"
     return SeriesPatch(patch=parse_patch(patch.text, id=patch.id, source=source, root=fork.root))

@@ -44,6 +44,14 @@ class Adoptable:
     site: Site
 
 
+@dataclass(frozen=True, kw_only=True)
+class Occupied:
+    """The distribution seems to be there; its interpreter was not asked. ``owner`` is None where others made it."""
+
+    venv: Path
+    owner: Owner | None
+
+
 Found = Absent | Unfinished | Installed | Adoptable
 
 
@@ -53,18 +61,31 @@ def inspect_environment(venv: Path, distribution: str, *, adopts: bool = False) 
     Raises EnvironmentConflictError where the folder holds something that is not ours, or an environment that cannot be
     proven (editable, installed twice, shadowed).
     """
+    place = find_place(venv, distribution, adopts=adopts)
+    match place:
+        case Absent() | Unfinished():
+            return place
+        case Occupied(owner=owner):
+            site = find_site(venv, distribution)
+            return Adoptable(venv=venv, site=site) if owner is None else Installed(venv=venv, owner=owner, site=site)
+
+
+def find_place(venv: Path, distribution: str, *, adopts: bool = False) -> Absent | Unfinished | Occupied:
+    """The same by the names of files and folders alone, which takes no time.
+
+    Raises EnvironmentConflictError where the folder holds something that is not ours.
+    """
     if not venv.exists():
         return Absent(venv=venv)
     owner = read_owner(state_of(venv)) if venv.is_dir() else None
-    if owner is None:
-        if _is_empty(venv):
-            return Absent(venv=venv)
-        if adopts and _has_distribution(venv, distribution):
-            return Adoptable(venv=venv, site=find_site(venv, distribution))
-        raise _not_ours(venv)
-    if not _has_distribution(venv, distribution):
-        return Unfinished(venv=venv, owner=owner)
-    return Installed(venv=venv, owner=owner, site=find_site(venv, distribution))
+    holds = venv.is_dir() and _has_distribution(venv, distribution)
+    if owner is not None:
+        return Occupied(venv=venv, owner=owner) if holds else Unfinished(venv=venv, owner=owner)
+    if _is_empty(venv):
+        return Absent(venv=venv)
+    if adopts and holds:
+        return Occupied(venv=venv, owner=None)
+    raise _not_ours(venv)
 
 
 def differing_packages(site: Site, lock: Lock) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from provisioner.digests import Digest, digest_of
 from provisioner.environment.site import Site
 from provisioner.patching.gather import gather_facts
 from provisioner.patching.hold import read_holder
+from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, Verdict
 from provisioner.patching.series import judge_series, touched_paths
-from provisioner.patching.transaction import is_interrupted
 from provisioner.provisioning.checks import (
     RecordFinding,
     SourceCheck,

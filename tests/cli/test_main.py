@@ -43,6 +43,22 @@ def test_every_option_has_help(words):
     assert missing == []
 
 
+def test_the_list_of_commands_is_what_it_would_be_with_all_of_them_loaded(capsys):
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        build_command().main(args=["--help"], prog_name="provision")
+    assert capsys.readouterr().out == listed
+    assert all(name in listed for name in recipe_names())
+
+
+def test_the_list_of_commands_loads_none_of_them():
+    script = "import sys; from provisioner.cli.main import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    loaded = {name for name in done.stdout.split() if name.startswith("provisioner.cli.")}
+    assert loaded <= {f"provisioner.cli.{name}" for name in ("app", "main", "render", "words")}
+
+
 def test_one_command_alone_is_the_same_command():
     alone = dict(walk(build_command(["status"])))
     assert set(alone) == {("status",)}
