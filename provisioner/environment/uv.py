@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -214,22 +215,46 @@ def _supported_minors(choice: PythonChoice) -> list[str]:
 
 
 def _find_python(uv: Uv, version: str, environ: Mapping[str, str]) -> Path | None:
+    # Behind a shim of pyenv uv runs bash again and again, for a second; a shim that is not selected ends its search.
+    if _is_shimmed(version, environ) and not _has_managed(version, environ):
+        installed = _list_pyenv(version, environ)
+        if len(installed) == 1:
+            return installed[0]
     done = _run(uv, ["python", "find", "--no-project", version], timeout=QUERY_TIMEOUT_SECONDS)
     if done.returncode == 0:
         return Path(done.stdout.strip())
-    # A pyenv shim that is not selected ends uv's search, so look where pyenv keeps its Pythons.
-    return _find_in_pyenv(version, environ)
+    return next(reversed(_list_pyenv(version, environ)), None)
 
 
-def _find_in_pyenv(version: str, environ: Mapping[str, str]) -> Path | None:
-    root = Path(environ.get("PYENV_ROOT") or Path(environ.get("HOME", "~")).expanduser() / ".pyenv")
+def _is_shimmed(version: str, environ: Mapping[str, str]) -> bool:
+    """Whether the first such Python on PATH is a shim of pyenv."""
+    found = shutil.which(f"python{version}", path=environ.get("PATH"))
+    return found is not None and Path(found).parent == _pyenv_root(environ) / "shims"
+
+
+def _has_managed(version: str, environ: Mapping[str, str]) -> bool:
+    """Whether uv keeps such a Python of its own, which it prefers to all others."""
+    data = Path(environ.get("XDG_DATA_HOME") or _home(environ) / ".local" / "share")
+    folder = Path(environ.get("UV_PYTHON_INSTALL_DIR") or data / "uv" / "python")
+    return any(folder.glob(f"*-{version}*"))
+
+
+def _pyenv_root(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("PYENV_ROOT") or _home(environ) / ".pyenv")
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("HOME", "~")).expanduser()
+
+
+def _list_pyenv(version: str, environ: Mapping[str, str]) -> list[Path]:
+    """The Pythons of a version where pyenv keeps them, the newest last."""
     found = []
-    for folder in root.glob(f"versions/{version}*"):
+    for folder in _pyenv_root(environ).glob(f"versions/{version}*"):
         executable = folder / "bin" / "python3"
         if executable.exists() and re.fullmatch(r"\d+\.\d+\.\d+", folder.name):
             found.append((Version(folder.name), executable))
-    matching = [item for item in found if f"{item[0]}.".startswith(f"{version}.")]
-    return max(matching)[1] if matching else None
+    return [executable for number, executable in sorted(found) if f"{number}.".startswith(f"{version}.")]
 
 
 def _install(uv: Uv, arguments: Sequence[str], reporter: Reporter) -> None:
