@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-
 if TYPE_CHECKING:
     from packaging.version import Version
 

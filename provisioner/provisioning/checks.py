@@ -154,7 +154,7 @@ def _inside(record: Record, skip: Collection[str]) -> Iterable[str]:
 
 
 def _compare(site: Site, paths: Iterable[str]) -> tuple[RecordFinding, ...]:
-    """Read and compare ``paths``, the largest first: one file has 40 % of vLLM's bytes, and would be waited for last."""
+    """Read and compare ``paths``, the largest first: one of them has 40 % of vLLM's bytes and comes late in RECORD."""
     entries = (site.record.entries[path] for path in paths)
     rows = sorted((entry for entry in entries if entry.digest is not None), key=lambda entry: -(entry.size or 0))
     if not rows:
