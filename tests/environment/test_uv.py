@@ -123,3 +123,33 @@ def test_pyenvs_folder_is_searched_when_uv_finds_nothing(tmp_path: Path):
     (root / "versions" / "3.98.0" / "bin").mkdir(parents=True)
     found = uv_room._find_python(uv_room.find_uv(os.environ), "3.98", {"PYENV_ROOT": str(root)})
     assert found == real
+
+
+def _install_pyenv(root: Path, *versions: str, shim: str = "3.98") -> dict[str, str]:
+    """Pythons where pyenv keeps them, behind a shim that says when it is run; the environment that leads there."""
+    for version in versions:
+        real = root / "versions" / version / "bin" / "python3"
+        real.parent.mkdir(parents=True)
+        real.symlink_to(sys.executable)
+    (root / "shims").mkdir()
+    (root / "shims" / f"python{shim}").write_text(f"#!/bin/sh\ntouch {root}/ran\nexit 127\n")
+    (root / "shims" / f"python{shim}").chmod(0o755)
+    return {"PYENV_ROOT": str(root), "PATH": f"{root / 'shims'}:/usr/bin:/bin", "HOME": str(root / "home")}
+
+
+def test_the_one_python_behind_a_shim_is_found_without_running_it(tmp_path: Path):
+    environ = _install_pyenv(tmp_path, "3.98.1", "3.9.8")
+    found = uv_room._find_python(uv_room.find_uv(environ), "3.98", environ)
+    assert found == tmp_path / "versions" / "3.98.1" / "bin" / "python3"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_uv_is_asked_where_several_are_behind_a_shim_or_it_has_its_own(tmp_path: Path):
+    environ = _install_pyenv(tmp_path, "3.98.1", "3.98.2")
+    found = uv_room._find_python(uv_room.find_uv(environ), "3.98", environ)
+    assert (tmp_path / "ran").exists()
+    assert found == tmp_path / "versions" / "3.98.2" / "bin" / "python3"
+    assert not uv_room._has_managed("3.98", environ)
+    (tmp_path / "home/.local/share/uv/python/cpython-3.98.0-linux-x86_64-gnu").mkdir(parents=True)
+    assert uv_room._has_managed("3.98", environ)
+    assert not uv_room._has_managed("3.97", environ)
