@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncssh
 
-from provisioner.provisioning.own_wheel import write_own_wheel
+from provisioner.provisioning.own_wheel import read_own_tool
 from provisioner.resources import patches_folder
 from provisioner.wheels.names import Target, choose
 from provisioner.wheels.settings import IndexSettings
@@ -73,9 +73,11 @@ def stock(index: FrontIndex, settings: IndexSettings, folder: Path) -> Path:
         files = select_files(real, touched, version=version, commit=COMMIT) | {"vllm/other.py": b"OTHER = 1\n"}
         wheels[wheel_filename(version)] = wheel_bytes(files, version=version)
     index.add_package("vllm", wheels)
-    own = write_own_wheel(folder)
-    index.add_package("provisioner", {own.name: own.read_bytes()})
-    return own
+    own = read_own_tool(PYTHON)
+    index.add_package("provisioner", {own.filename: own.wheel})
+    folder.mkdir()
+    (folder / own.filename).write_bytes(own.wheel)
+    return folder / own.filename
 
 
 @dataclass(kw_only=True)
@@ -161,8 +163,12 @@ class Fleet:
         key = asyncssh.generate_private_key("ssh-ed25519")
         key.write_private_key(str(self.folder / "key"))
         (self.folder / "key").chmod(0o600)
-        key.write_public_key(str(self.folder / "key.pub"))
+        key.write_public_key(str(self.authorized))
         self.write_recipe("0.27.1")
+
+    @property
+    def authorized(self) -> Path:
+        return self.folder / "key.pub"
 
     @property
     def recipe(self) -> Path:
@@ -195,7 +201,7 @@ class Fleet:
             wrapper=list(wrapper),
         )
         self.hosts[name] = host
-        host.start(self.folder / "key.pub", before=before)
+        host.start(self.authorized, before=before)
         return host
 
     def host_environment(self, home: Path) -> dict[str, str]:
@@ -301,6 +307,27 @@ class Fleet:
     def stop(self) -> None:
         for host in self.hosts.values():
             host.stop()
+
+
+WEDGED_DRIVER = """
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetByPCIBusId(int *device, const char *pci) { *device = 0; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { return 999; }
+int cuGetErrorName(int code, const char **name) { *name = "CUDA_ERROR_UNKNOWN"; return 0; }
+"""
+
+
+def make_wedged_card(folder: Path) -> dict[str, str]:
+    """A card that NVML lists and CUDA makes no context on; the variables with which a host has it."""
+    folder.mkdir()
+    nvml = (ROOT / "tests" / "gpu" / "fake_nvml.py").read_text()
+    (folder / "pynvml.py").write_text(
+        f"{nvml}\n\nRIG = FakeNvml()\n\n\ndef __getattr__(name):\n    return getattr(RIG, name)\n"
+    )
+    (folder / "cuda.c").write_text(WEDGED_DRIVER)
+    line = ["cc", "-shared", "-fPIC", str(folder / "cuda.c"), "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(line, check=True, timeout=60)
+    return {"PYTHONPATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
 
 
 def can_unshare(*options: str) -> bool:
