@@ -59,13 +59,19 @@ def _merge_columns(build: Build, columns: Sequence[Column]) -> Column:
     for column in columns:
         for cell in column.cells:
             cells.setdefault(cell.row, []).append(replace(cell, changes=()))
-    kept = (min(found, key=_print_cell) for found in cells.values())
+    kept = (_choose(found) for found in cells.values())
     return Column(
         build=build,
         recipes=tuple(recipes),
         cells=tuple(sorted(kept, key=lambda cell: cell.order)),
         unread=tuple(sorted(unread, key=lambda item: (item.recipe, item.why))),
     )
+
+
+def _choose(cells: Iterable[Cell]) -> Cell:
+    """One of several cells that agree in what they say, whichever came first."""
+    distinct = tuple(dict.fromkeys(cells))
+    return distinct[0] if len(distinct) == 1 else min(distinct, key=_print_cell)
 
 
 def _add_costs(costs: Iterable[Cost]) -> Cost:

@@ -37,12 +37,12 @@ def parse_report(text: str, *, where: str) -> DriftReport:
     Raises InvalidReportError, with an address, for anything that is not understood.
     """
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_hook=_without_nulls)
     except (ValueError, RecursionError) as error:
         raise InvalidReportError(f"not JSON, or cut off: {error}", where=where) from error
     if not isinstance(values, dict):
         raise InvalidReportError("not a JSON object", where=where)
-    table = Table(_without_nulls(values), where=where, error=InvalidReportError)
+    table = Table(values, where=where, error=InvalidReportError)
     schema = table.take("schema", str)
     if schema == REPORT:
         return _parse_report(table)
@@ -85,8 +85,7 @@ def _parse_column(table: Table) -> Column:
         cells=tuple(_parse_cell(entry) for entry in _tables(table, "patches")),
         build=_parse_build(table),
     )
-    known = {*column.recipes}
-    if stray := sorted({cell.recipe for cell in column.cells} - known):
+    if stray := sorted({cell.recipe for cell in column.cells}.difference(column.recipes)):
         raise table.fail("a patch of a recipe that was not judged", "patches", found=", ".join(stray))
     return column
 
@@ -259,8 +258,6 @@ def _take_time(table: Table) -> datetime | None:
         raise table.fail("not a time", "uploaded", found=text) from None
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     """Absent and null mean the same in a report."""
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+    return {key: value for key, value in values.items() if value is not None}
