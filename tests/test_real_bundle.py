@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.image_steps import Stage, carry_out, namespace_words, read_stages
+
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RECIPE = "hynix-stable"
@@ -32,17 +34,9 @@ def tool_command(bundle: Path, folder: Path) -> str:
     return line.replace("| python3.12 ", f"| {sys.executable} ")
 
 
-def read_build_stage(text: str) -> tuple[list[str], list[str]]:
-    """The variables and the commands of a Containerfile's build stage, mounts left out."""
-    stage = text.split("\nFROM ")[1].replace("\\\n", " ").splitlines()
-    variables = [word for line in stage if line.startswith("ENV ") for word in line.split()[1:]]
-    steps = [re.sub(r"--mount=\S+", "", line.removeprefix("RUN ")) for line in stage if line.startswith("RUN ")]
-    return variables, steps
-
-
-def unplug() -> tuple[str, ...]:
+def unplug() -> list[str]:
     """The words before a command that runs it in a namespace without any network but an unused loopback."""
-    words = ("unshare", "--map-root-user", "--net")
+    words = namespace_words()
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets nobody make a network namespace")
     return words
@@ -83,16 +77,45 @@ def test_tool_and_environment_come_from_the_bundle_with_the_network_unplugged(bu
     assert not list((tmp_path / "cache/bundles").iterdir())
 
 
-def test_the_steps_of_the_containerfile_make_a_proven_environment(bundle: Path, tmp_path: Path) -> None:
-    alone = unplug()
-    text = run(tmp_path, sys.executable, "-m", "provisioner", "containerfile", RECIPE, "--bundle", str(bundle))
-    here = text.replace("/mnt/bundle.tar", str(bundle)).replace("/tmp/bundle", f"{tmp_path}/unpacked")
-    variables, steps = read_build_stage(here.replace("/opt/", f"{tmp_path}/opt/"))
-    assert len(steps) == 2
-    for step in steps:
-        command = step.replace("python3 ", f"{sys.executable} ")
-        run(tmp_path, *alone, "env", *variables, "sh", "-e", "-c", command, cwd=tmp_path)
-    (receipt,) = tmp_path.glob("opt/provision/venvs/*/.provision/receipt.json")
+@pytest.fixture(scope="module")
+def stages(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Stage]:
+    """Both stages of the image; the first one is carried out."""
+    unplug()
+    folder = tmp_path_factory.mktemp("image")
+    text = run(folder, sys.executable, "-m", "provisioner", "containerfile", RECIPE, "--bundle", str(bundle))
+    found = read_stages(text, folder)
+    assert [stage.name for stage in found] == ["build", "image"]
+    carry_out(found[0], bundle.parent)
+    return found
+
+
+def test_the_build_stage_makes_a_proven_environment_and_keeps_nothing_else(stages: list[Stage]) -> None:
+    build = stages[0].root
+    (venv,) = (build / "opt/provision/venvs").iterdir()
+    made = json.loads((venv / ".provision/receipt.json").read_text())
+    assert [patch["verdict"] for patch in made["patches"]] == ["applied"]
+    assert [path.name for path in (build / "opt/provision").iterdir()] == ["venvs"]
+    assert not list((build / "tmp").iterdir())
+
+
+def test_every_step_of_the_image_runs_and_its_user_changes_nothing(stages: list[Stage], bundle: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make the user of the image")
+    build, image = stages
+    carry_out(image, bundle.parent, [build])
+    status = image.run(["provision", "status", RECIPE, "--json"])
+    assert json.loads(status.stdout)["proven"], status.stderr
+    (receipt,) = image.root.glob("opt/provision/venvs/*/.provision/receipt.json")
     made = json.loads(receipt.read_text())
-    assert f'LABEL "provision.lock"="{made["lock_digest"]}"' in text
-    assert f'LABEL "provision.patch.{made["patches"][0]["id"]}"="{made["patches"][0]["text"]}"' in text
+    patch = made["patches"][0]
+    assert image.labels["provision.lock"] == made["lock_digest"]
+    assert image.labels[f"provision.patch.{patch['id']}"] == patch["text"]
+    assert image.run(["touch", "/home/provision/own"]).returncode == 0
+    for path in ("/opt/x", "/opt/tool/x", f"/opt/provision/venvs/{RECIPE}/.provision/x"):
+        assert "Permission denied" in image.run(["touch", path]).stderr
+    started = image.run(image.entry)
+    assert started.returncode in (5, 8)
+    assert "error[bare]" in started.stderr
+    asked = image.run(image.health)
+    assert asked.returncode == 1
+    assert "urlopen error" in asked.stderr

@@ -26,11 +26,19 @@ def containerfile(
     """
     from provisioner.cli import render
     from provisioner.provisioning.bundle import insist_on_recipe, open_bundle
-    from provisioner.serving.containerfile import render_containerfile
+    from provisioner.serving.containerfile import build_command, render_containerfile
 
     opened = open_bundle(bundle.expanduser().absolute())
     insist_on_recipe(opened, Path(recipe).stem if recipe.endswith(".toml") else recipe, bare=opened.manifest.bare)
-    text = render_containerfile(_plan(opened, base))
+    plan = _plan(opened, base)
+    text = render_containerfile(plan)
+    if plan.bare:
+        render.print_warning("the bundle is bare, so the image can be built and looked at, and serves nothing")
+    if "@sha256:" not in plan.base:
+        render.print_warning(
+            f"{plan.base} is another image after each of its updates; pull it once and name what you got: "
+            f"--base $(podman inspect --format '{{{{index .RepoDigests 0}}}}' {plan.base})"
+        )
     if output is None:
         render.print_text(text)
         return 0
@@ -39,7 +47,7 @@ def containerfile(
     write_whole(output.expanduser().absolute(), text.encode())
     render.print_text(str(output))
     folder = opened.path.parent
-    render.print_note(f"next: podman build -f {output} -t {opened.manifest.recipe} {folder}")
+    render.print_note(f"next: {build_command(str(output), plan.recipe, str(folder))}")
     return 0
 
 
@@ -72,5 +80,6 @@ def _plan(bundle: "Bundle", base: str | None) -> "ImagePlan":
         bundle=bundle.path.name,
         base=base or default_base(manifest.python),
         bare=manifest.bare,
+        without_fork=wanted.fork is not None,
         port=serve.port,
     )

@@ -21,7 +21,8 @@ _UNPACKED = "/tmp/bundle"
 class ImagePlan:
     """What the image is made of. ``bundle`` is a file name beside the Containerfile; ``base`` an image with Python.
 
-    ``patches`` has the digest of each patch's text. ``bare`` leaves the dependencies out, as the bundle does.
+    ``patches`` has the digest of each patch's text. ``bare`` leaves the dependencies out, as the bundle does;
+    ``without_fork`` leaves out the fork of a recipe that has one.
     """
 
     recipe: str
@@ -33,6 +34,7 @@ class ImagePlan:
     bundle: str
     base: str
     bare: bool
+    without_fork: bool
     port: int
 
 
@@ -46,29 +48,38 @@ def render_containerfile(plan: ImagePlan) -> str:
     return "\n".join([*_render_build(plan), "", *_render_image(plan), ""])
 
 
+def build_command(containerfile: str, recipe: str, folder: str) -> str:
+    """The command that builds the image. In podman's own format an image has no health check."""
+    import shlex
+
+    return shlex.join(["podman", "build", "--format", "docker", "-f", containerfile, "-t", recipe, folder])
+
+
 def _render_build(plan: ImagePlan) -> list[str]:
-    bare = " --bare" if plan.bare else ""
-    provision = f"{TOOL}/bin/provision"
+    provision, options = f"{TOOL}/bin/provision", _fork_option(plan)
+    up = [provision, "up", plan.recipe, "--from-bundle", _BUNDLE, *options, "--no-verify"]
     return [
-        f"# {plan.recipe}: vllm {plan.version}. Build: podman build -f Containerfile -t {plan.recipe} .",
+        f"# {plan.recipe}: vllm {plan.version}. Build: {build_command('Containerfile', plan.recipe, '.')}",
         f"FROM {plan.base} AS build",
         f"ENV PROVISION_HOME={HOME} UV_CACHE_DIR={_UNPACKED}/uv",
         _run(
             plan,
             f"mkdir -p {_UNPACKED}",
-            f"tar -xf {_BUNDLE} -C {_UNPACKED} tool",
-            f"python3 -m venv {TOOL}",
-            f"{TOOL}/bin/pip install --no-cache-dir --no-index --require-hashes"
-            f" --find-links {_UNPACKED}/tool --requirement {_UNPACKED}/tool/requirements.txt",
+            f"tar -xf {_BUNDLE} -C {_UNPACKED} tool/install.py",
+            f"python3 {_UNPACKED}/tool/install.py {_BUNDLE} {TOOL}",
             f"rm -r {_UNPACKED}",
         ),
         _run(
             plan,
-            f"{provision} up {plan.recipe} --from-bundle {_BUNDLE}{bare} --no-verify",
+            " ".join([*up, "--bare"] if plan.bare else up),
             f"{provision} status {plan.recipe}",
             f"rm -rf {HOME}/cache {_UNPACKED}",
         ),
     ]
+
+
+def _fork_option(plan: ImagePlan) -> tuple[str, ...]:
+    return ("--without-fork",) if plan.without_fork else ()
 
 
 def _run(plan: ImagePlan, *commands: str) -> str:
@@ -78,7 +89,8 @@ def _run(plan: ImagePlan, *commands: str) -> str:
 
 def _render_image(plan: ImagePlan) -> list[str]:
     check = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{plan.port}/health', timeout=5)"
-    entry = [f"{TOOL}/bin/provision", "serve", plan.recipe, "--host", "0.0.0.0", "--model", MODELS]
+    serve = [f"{TOOL}/bin/provision", "serve", plan.recipe, *_fork_option(plan)]
+    entry = [*serve, "--host", "0.0.0.0", "--model", MODELS]
     return [
         f"FROM {plan.base}",
         *(f"LABEL {json.dumps(name)}={json.dumps(value)}" for name, value in _labels(plan).items()),

@@ -1,9 +1,17 @@
 """The text of a Containerfile: what an image must not lack."""
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
-from provisioner.serving.containerfile import ImagePlan, default_base, render_containerfile
+import pytest
+
+from provisioner.serving.containerfile import ImagePlan, build_command, default_base, render_containerfile
 
 PLAN = ImagePlan(
     recipe="small",
@@ -15,6 +23,7 @@ PLAN = ImagePlan(
     bundle="small.tar",
     base="python:3.12-bookworm@sha256:" + "e" * 64,
     bare=False,
+    without_fork=False,
     port=8012,
 )
 
@@ -50,9 +59,10 @@ def test_the_environment_is_proven_after_it_is_made_and_in_the_same_step() -> No
 def test_no_index_is_asked_and_the_bundle_is_no_layer() -> None:
     found = instructions(render_containerfile(PLAN))
     for name, value in found:
-        if name == "RUN" and ("pip" in value or "provision up" in value):
+        if name == "RUN" and ("install.py" in value or "provision up" in value):
             assert value.startswith("--mount=type=bind,source=small.tar,")
-            assert "--no-index" in value or "--from-bundle" in value
+            assert "install.py /mnt/bundle.tar" in value or "--from-bundle /mnt/bundle.tar" in value
+            assert "pip" not in value
         if name == "COPY":
             assert value.startswith("--from=build ")
 
@@ -66,10 +76,39 @@ def test_labels_name_lock_and_patches() -> None:
 
 def test_a_bare_bundle_is_taken_as_it_is() -> None:
     assert "--bare" not in render_containerfile(PLAN)
-    assert "--from-bundle /mnt/bundle.tar --bare " in render_containerfile(replace(PLAN, bare=True))
+    assert " --no-verify --bare " in render_containerfile(replace(PLAN, bare=True))
 
 
 def test_health_is_asked_at_the_port_that_is_served() -> None:
     found = dict(instructions(render_containerfile(replace(PLAN, port=9000))))
     assert "127.0.0.1:9000/health" in found["HEALTHCHECK"]
     assert '"--port", "9000"' in found["ENTRYPOINT"]
+
+
+def lint(text: str) -> list[str]:
+    """The rules that a linter finds broken."""
+    program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("hadolint is not installed: make dev")
+    words = [program, "--format", "json", "-"]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
+    return [finding["code"] for finding in json.loads(done.stdout)]
+
+
+def test_a_linter_finds_nothing_to_say() -> None:
+    for plan in (PLAN, replace(PLAN, bare=True, without_fork=True)):
+        assert lint(render_containerfile(plan)) == []
+    assert "DL3007" in lint(render_containerfile(replace(PLAN, base="python:latest")))
+
+
+def test_a_recipe_with_a_fork_is_built_and_served_without_it() -> None:
+    found = instructions(render_containerfile(replace(PLAN, without_fork=True)))
+    assert any("--from-bundle /mnt/bundle.tar --without-fork --no-verify" in value for _, value in found)
+    assert '"serve", "small", "--without-fork",' in dict(found)["ENTRYPOINT"]
+    assert "--without-fork" not in render_containerfile(PLAN)
+
+
+def test_the_command_that_builds_keeps_the_health_check() -> None:
+    assert build_command("a b/Containerfile", "small", ".") == (
+        "podman build --format docker -f 'a b/Containerfile' -t small ."
+    )
