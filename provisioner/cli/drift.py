@@ -10,6 +10,8 @@ import typer
 from provisioner.counts import count_text
 
 if TYPE_CHECKING:
+    from packaging.version import Version
+
     from provisioner.drift.builds import Builds
     from provisioner.drift.history import Witness
     from provisioner.drift.model import Bisection, DriftReport
@@ -30,7 +32,15 @@ _QUESTIONS = (
     "--index-url",
     "--history",
 )
-FORMS = ("text", "json", "markdown", "github", "junit", "html")
+_PRINTERS = {
+    "text": ("text", "print_text"),
+    "json": ("data", "print_report_json"),
+    "markdown": ("markdown", "print_markdown"),
+    "github": ("github", "print_github"),
+    "junit": ("junit", "print_junit"),
+    "html": ("html", "print_html"),
+}
+FORMS = tuple(_PRINTERS)
 
 
 def drift(
@@ -128,13 +138,13 @@ def _merge(places: list[Path]) -> "DriftReport":
 def _own_patches(
     patches: list[Path], root: str, strip: int | None, cut_against: str | None, index_url: str | None
 ) -> "list[Subject]":
+    if not patches:
+        return []
     from provisioner.cli.context import read_context
     from provisioner.drift.builds import find_one_build
     from provisioner.drift.subjects import stack_subject
     from provisioner.wheels.source import open_wheel
 
-    if not patches:
-        return []
     base = None
     if cut_against is not None:
         settings = read_context(index_url).settings()
@@ -152,21 +162,36 @@ def _prepare(
     index_url: str | None,
     history: Path | None,
 ) -> _Task:
+    from importlib import import_module
+    from threading import Thread
+
     from provisioner.cli.catalogue import all_recipes, open_recipe
     from provisioner.cli.context import read_context
     from provisioner.drift.builds import find_builds
-    from provisioner.drift.subjects import parse_frozen, recipe_subjects
 
     settings = read_context(index_url).settings()
-    texts = parse_frozen(frozen)
     chosen = [open_recipe(name) for name in names] if names or own else all_recipes()
+    texts = _parse_frozen(frozen)
+    # The engine is loaded while the index answers.
+    Thread(target=import_module, args=("provisioner.drift.subjects",), daemon=True).start()
+    builds = find_builds(against, settings, last=last, variant=build_variant)
+    from provisioner.drift.subjects import recipe_subjects
+
     return _Task(
         subjects=(*recipe_subjects(chosen, texts), *own),
-        builds=find_builds(against, settings, last=last, variant=build_variant),
+        builds=builds,
         settings=settings,
         against=tuple(against),
         witness=_witness(against, history, settings),
     )
+
+
+def _parse_frozen(texts: list[str]) -> "dict[str, Version]":
+    if not texts:
+        return {}
+    from provisioner.drift.subjects import parse_frozen
+
+    return parse_frozen(texts)
 
 
 def _witness(against: list[str], history: Path | None, settings: "IndexSettings") -> "Witness | None":
@@ -199,7 +224,7 @@ def _bisect(task: _Task, good: str, bad: str, reporter: Any) -> "Bisection":
 def _finish(report: "DriftReport", form: str, output: Path | None) -> int:
     from provisioner.drift.policy import exit_code
 
-    _write(_printers()[form](report), output)
+    _write(_printer(form)(report), output)
     return exit_code(report)
 
 
@@ -211,22 +236,12 @@ def _finish_bisection(found: "Bisection", form: str, output: Path | None) -> int
     return 1 if found.turns else 0
 
 
-def _printers() -> "dict[str, Callable[[DriftReport], str]]":
-    from provisioner.drift.reports.data import print_report_json
-    from provisioner.drift.reports.github import print_github
-    from provisioner.drift.reports.html import print_html
-    from provisioner.drift.reports.junit import print_junit
-    from provisioner.drift.reports.markdown import print_markdown
-    from provisioner.drift.reports.text import print_text
+def _printer(form: str) -> "Callable[[DriftReport], str]":
+    from importlib import import_module
 
-    return {
-        "text": print_text,
-        "json": print_report_json,
-        "markdown": print_markdown,
-        "github": print_github,
-        "junit": print_junit,
-        "html": print_html,
-    }
+    module, function = _PRINTERS[form]
+    found: Callable[[DriftReport], str] = getattr(import_module(f"provisioner.drift.reports.{module}"), function)
+    return found
 
 
 def _write(text: str, output: Path | None) -> None:

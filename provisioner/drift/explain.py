@@ -5,7 +5,6 @@ compared.
 """
 
 import ast
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -149,6 +148,8 @@ def _explain_scope(scope: str | None, content: str) -> Iterator[str]:
     scopes = map_scopes(content.encode()) if scope else None
     if not scope or scopes is None or scopes.definition(scope) is not None:
         return
+    import difflib
+
     near = difflib.get_close_matches(scope, dict.fromkeys(scopes.names()), n=1, cutoff=0.7)
     yield f"{scope} is no longer there" + (f"; the nearest name is {near[0]}" if near else "")
 

@@ -1,16 +1,20 @@
 """The facts that judging needs, read from an environment: only the files that the series touches, and RECORD."""
 
+from __future__ import annotations
+
 import os
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from provisioner.digests import digest_of
-from provisioner.environment.site import Site
 from provisioner.patching.model import FileFacts
-from provisioner.patching.objects import ObjectStore
 from provisioner.wheels.record import Record
+
+if TYPE_CHECKING:
+    from provisioner.environment.site import Site
+    from provisioner.patching.objects import ObjectStore
 
 
 class PristineSource(Protocol):
