@@ -135,6 +135,37 @@ def test_another_wheel_under_the_locked_name_is_refused(machine: Machine, capsys
     assert machine.lock.build.sha256 in shown
 
 
+def test_a_nightly_travels_in_a_bundle(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "hynix.tar")
+    words = ("bundle", "hynix", "--index-url", machine.index.url, "--without-tool", "-o", file, "--json")
+    assert machine.run(*words) == 0
+    written = answer(capsys)
+    assert machine.run("bundle", "--check", file, "--json") == 0
+    checked = answer(capsys)
+    assert checked.pop("schema") == "provision/bundle-check/1"
+    assert written.pop("schema") == "provision/bundle-written/1"
+    assert checked == written
+
+    machine.index.forget_requests()
+    for name in ("PROVISION_HOME", "UV_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "another" / name))
+    assert machine.run("hynix", "--from-bundle", file, "--json") == 0
+    made = answer(capsys)
+    assert made["receipt"]["build"]["version"] == VERSION  # type: ignore[index]
+    assert machine.run("hynix", "--from-bundle", file, "--check") == 0
+    assert not machine.index.requests
+
+
+def test_a_bundle_is_named_or_written_but_not_both(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ((), ("hynix",), ("-o", "x.tar"), ("hynix", "--check", "x.tar"), ("--check", "x.tar", "-o", "y.tar")):
+        assert machine.run("bundle", *words) == 2
+    assert "hint: provision bundle --check FILE" in capsys.readouterr().err
+    assert machine.run("bundle", "--check", "nothing.tar", "--json") == 4
+    assert answer(capsys)["code"] == "cannot-obtain"
+
+
 def test_require_lock_refuses_the_first_use(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine.hynix("--require-lock") == 3
     shown = capsys.readouterr().err

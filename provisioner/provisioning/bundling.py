@@ -7,7 +7,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from provisioner import __version__
@@ -84,7 +84,10 @@ def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, 
     """
     pins, needs = _wanted_pins(request), request.tool.needs if request.tool is not None else ()
     reporter.stage(f"find {count_text(len(pins) + len(needs), 'wheel')} on the index")
-    found = find_wheels([*pins, *needs], request.python, settings, reporter)
+    found = [
+        _with_locked_size(wheel, request.lock)
+        for wheel in find_wheels([*pins, *needs], request.python, settings, reporter)
+    ]
     wheels, tools = found[: len(pins)], found[len(pins) :]
     distinct = tuple({wheel.filename: wheel for wheel in found}.values())
     parts = output.with_name(f".{output.name}.parts")
@@ -104,6 +107,11 @@ def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, 
     except OSError as error:
         raise _disk_error(error, output, parts) from error
     return WrittenBundle(path=output, manifest=manifest, sha256=written, size=output.stat().st_size)
+
+
+def _with_locked_size(wheel: Candidate, lock: Lock) -> Candidate:
+    """A wheel that is named by its URL has a size in the lock alone."""
+    return replace(wheel, size=lock.build.size) if wheel.sha256 == lock.build.sha256 else wheel
 
 
 @contextlib.contextmanager
