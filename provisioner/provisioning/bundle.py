@@ -218,9 +218,14 @@ class Unpacking:
         done = 0
         reporter.stage(f"unpack {count_text(len(files), 'wheel')} ({total / 1e6:.0f} MB) from {self.bundle.path.name}")
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="unpack") as pool:
-            for file, _ in zip(files, pool.map(self._take, files), strict=True):
-                done += file.size
-                reporter.amount(done, total, "bytes")
+            running = [(file, pool.submit(self._take, file)) for file in files]
+            try:
+                for file, unpacked in running:
+                    unpacked.result()
+                    done += file.size
+                    reporter.amount(done, total, "bytes")
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
         return self._folder / WHEELS
 
     def wheel_file(self, _: Reporter | None = None) -> Path:

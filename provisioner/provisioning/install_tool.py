@@ -26,7 +26,14 @@ def main(argv: list[str]) -> int:
     bundle, folder = Path(argv[0]), Path(argv[1]).expanduser().absolute()
     try:
         changed = install(bundle, folder)
-    except (OSError, tarfile.TarError, KeyError, ValueError, subprocess.SubprocessError) as error:
+    except (
+        OSError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        LookupError,
+        ValueError,
+        subprocess.SubprocessError,
+    ) as error:
         sys.stderr.write(f"error: {bundle}: {error}\n")
         return 4
     sys.stdout.write(f"{'installed' if changed else 'unchanged'} {folder / 'bin' / 'provision'}\n")
@@ -54,7 +61,8 @@ def install(bundle: Path, folder: Path) -> bool:
 
 def _read_list(archive: tarfile.TarFile) -> dict:  # type: ignore[type-arg]
     first = archive.next()
-    stream = archive.extractfile(first) if first is not None and first.name == "bundle.json" else None
+    known = first is not None and first.name == "bundle.json" and first.isreg()
+    stream = archive.extractfile(first) if first is not None and known else None
     if stream is None:
         raise ValueError("this is no bundle")
     manifest: dict = json.load(stream)  # type: ignore[type-arg]

@@ -36,11 +36,15 @@ def find_wheels(
     file is the locked one, or NetworkError.
     """
     with Transport(settings) as transport, ThreadPoolExecutor(_WORKERS, thread_name_prefix="find") as pool:
-        found = []
-        for candidate in pool.map(lambda item: _find(item, python, settings, transport), wanted):
-            found.append(candidate)
-            reporter.amount(len(found), len(wanted), "wheels")
-        return tuple(found)
+        running = [pool.submit(_find, item, python, settings, transport) for item in wanted]
+        try:
+            found = []
+            for answer in running:
+                found.append(answer.result())
+                reporter.amount(len(found), len(wanted), "wheels")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return tuple(found)
 
 
 def fetch_wheels(wheels: Sequence[Candidate], folder: Path, settings: IndexSettings, reporter: Reporter) -> None:
