@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from provisioner.errors import EnvironmentConflictError, InterruptedRunError, ProvisionError
+from provisioner.errors import EnvironmentConflictError, InterruptedRunError, ProvisionError, UsageError
 from provisioner.records import dataclass
 
 HELP = """Turn a recipe into a proven vLLM environment, and tell which patches still hold on tomorrow's build.
@@ -189,6 +189,10 @@ def exiting(function: Callable[..., int]) -> Callable[..., None]:
             if error.filename is None:
                 raise
             raise _explain(error) from error
+        except RuntimeError as error:
+            if "home directory" not in str(error):
+                raise
+            raise _miss_home() from error
         raise typer.Exit(code)
 
     command.__annotations__ = {**function.__annotations__, "return": None}
@@ -202,6 +206,14 @@ def _explain(error: OSError) -> ProvisionError:
         f"a file cannot be read or written: {error.strerror}",
         where=str(error.filename),
         hints=(f"ls -ld {shlex.quote(str(error.filename))}",),
+    )
+
+
+def _miss_home() -> ProvisionError:
+    """pathlib and platformdirs both have but a RuntimeError for it."""
+    return UsageError(
+        "no home folder: HOME is not set, or ~ names nobody, and this user has no entry that tells one",
+        hints=("export HOME=/path/to/a/folder", "export PROVISION_HOME=/path/to/a/folder"),
     )
 
 

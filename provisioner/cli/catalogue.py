@@ -26,7 +26,8 @@ def find_recipe_file(name: str) -> Path:
         if path.is_file():
             return path
         raise UsageError("no such recipe file", where=name, hints=(f"ls -ld {shlex.quote(name)}", "provision recipes"))
-    raise UsageError(f"no recipe is called {name!r}", hints=(_nearest(name), "provision recipes"))
+    file = ("a recipe file is named by its path: ./" + name,) if path.is_file() else ()
+    raise UsageError(f"no recipe is called {name!r}", hints=(*file, _nearest(name), "provision recipes"))
 
 
 def all_recipes() -> tuple[Recipe, ...]:

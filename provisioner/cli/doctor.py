@@ -43,7 +43,7 @@ def doctor(
         probe=gpu,
         card=card,
         log=_choose_log(log, targets, journal=journal),
-        urls=tuple(url or ()),
+        urls=tuple(map(_checked_url, url or ())),
     )
     diagnosis = diagnose(examination)
     if len(targets) == 1:
@@ -96,6 +96,11 @@ def diagnosis_lines(diagnosis: "Diagnosis") -> list[str]:
         lines += finding_lines(check.findings, indent="         ")
     skipped = sum(check.outcome is Outcome.SKIPPED for check in diagnosis.checks)
     made = len(diagnosis.checks) - skipped
+    if not made:
+        return [
+            *lines,
+            "nothing could be checked: name a recipe, an environment (--venv), a log (--log) or a server (--url)",
+        ]
     verdict = "healthy" if diagnosis.exit_code == 0 else count_text(len(diagnosis.findings), "finding")
     lines.append(f"{verdict} in {count_text(made, 'check')}" + (f"; {skipped} could not be made" if skipped else ""))
     return lines
@@ -118,6 +123,23 @@ def _choose_targets(
     return tuple(target for target in targets if target.venv.exists())
 
 
+def _checked_url(text: str) -> str:
+    from urllib.parse import urlsplit
+
+    from provisioner.errors import UsageError
+
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(
+            "not an http address", where=f"--url {text}", hints=("provision doctor --url http://127.0.0.1:8012",)
+        )
+    return text
+
+
 def _target_of(recipe: "Recipe", venv: Path | None, fork_dir: Path | None, context: "Context") -> "Target":
     from provisioner.serving.doctor.examine import Target
 
@@ -134,7 +156,7 @@ def _choose_log(log: Path | None, targets: "tuple[Target, ...]", *, journal: boo
         raise UsageError("--log and --journal are two sources; name one")
     if log is not None:
         if not log.is_file():
-            raise UsageError("no such log", where=str(log))
+            raise UsageError("no such log", where=str(log), hints=("provision doctor RECIPE --journal",))
         return LogFile(path=log)
     if not journal:
         return None

@@ -135,10 +135,21 @@ def _merge(places: list[Path]) -> "DriftReport":
     return merge_reports(read_parts(places))
 
 
+def _refuse_reading(root: str, strip: int | None, cut_against: str | None) -> None:
+    from provisioner.errors import UsageError
+
+    if root or strip is not None or cut_against is not None:
+        raise UsageError(
+            "--root, --strip and --cut-against are about patches of your own",
+            hints=("name them: --patches DIR|FILE",),
+        )
+
+
 def _own_patches(
     patches: list[Path], root: str, strip: int | None, cut_against: str | None, index_url: str | None
 ) -> "list[Subject]":
     if not patches:
+        _refuse_reading(root, strip, cut_against)
         return []
     from provisioner.cli.context import read_context
     from provisioner.drift.builds import find_one_build

@@ -44,12 +44,13 @@ def _read(path: Path) -> dict[str, object]:
     from provisioner.drift.reports.parse import parse_report
     from provisioner.errors import UsageError
 
+    hints = ("provision drift --format json --output FILE",)
     try:
         text = path.read_text(encoding="utf-8")
         found: dict[str, object] = json.loads(text)
     except (OSError, ValueError) as error:
-        raise UsageError(f"not a report: {error}", where=str(path)) from error
-    if found.get("schema") != "provision/drift/1":
-        raise UsageError("not a drift report", where=str(path), expected="schema provision/drift/1")
+        raise UsageError(f"not a report: {error}", where=str(path), hints=hints) from error
+    if not isinstance(found, dict) or found.get("schema") != "provision/drift/1":
+        raise UsageError("not a drift report", where=str(path), expected="schema provision/drift/1", hints=hints)
     parse_report(text, where=str(path))
     return found

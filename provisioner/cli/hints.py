@@ -3,11 +3,15 @@
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioner.records import dataclass
+
 if TYPE_CHECKING:
+    from provisioner.errors import ProvisionError
     from provisioner.serving.findings import Finding
 
 _COMMAND = re.compile(r"\bprovision (patch \w+|[\w-]+)(?: ('[^']*'|\S+))?")
@@ -65,6 +69,21 @@ def _with_recipe(hint: str, recipe: str) -> str:
         lambda found: f"provision {found.group(1) or 'up'} {shlex.quote(recipe)}",
         text,
     )
+
+
+def fallback_hints(error: "ProvisionError", argv: Sequence[str]) -> tuple[str, ...]:
+    """What can be run where the room that refused knows no better: the help page, or a look at what it names."""
+    from provisioner.errors import UsageError
+
+    if error.hints or error.exit_code in (70, 130):
+        return error.hints
+    if isinstance(error, UsageError):
+        words = argv[:2] if argv[:1] in (["patch"], ["probe"]) else argv[:1]
+        return (f"{shlex.join(['provision', *words])} --help",)
+    name, _, line = (error.where or "").partition(":")
+    if line.isdigit() and Path(name).is_file():
+        return (f"sed -n {line}p {shlex.quote(name)}",)
+    return (f"ls -ld {shlex.quote(name)}",) if Path(name).exists() or "/" in name else ()
 
 
 def complete_findings(findings: "Sequence[Finding]", given: Given) -> "tuple[Finding, ...]":

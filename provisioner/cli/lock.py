@@ -33,10 +33,15 @@ def lock(
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
     from provisioner.cli.progress import open_reporter
+    from provisioner.errors import UsageError
     from provisioner.provisioning.locking import LockRequest, make_lock
     from provisioner.provisioning.locks import find_lock, read_lock
     from provisioner.provisioning.store import touched_by
 
+    if sum((output is not None, write_here, export_pylock is not None)) > 1:
+        raise UsageError("--output, --write-here and --export-pylock each say where to; name one")
+    if export_pylock is not None and dry_run:
+        raise UsageError("--export-pylock writes a file and --dry-run writes nothing; name one")
     context, wanted = read_context(index_url), open_recipe(recipe)
     request = LockRequest(
         recipe=wanted,

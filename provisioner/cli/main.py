@@ -35,7 +35,7 @@ def _run(argv: Sequence[str]) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except ProvisionError as error:
-        error.hints = _complete(error.hints, argv)
+        error.hints = _complete(error, argv)
         return _report(error, as_json=as_json)
     except KeyboardInterrupt:
         return _report(InterruptedRunError(), as_json=as_json)
@@ -43,12 +43,12 @@ def _run(argv: Sequence[str]) -> int:
         return _report_other(error, as_json=as_json)
 
 
-def _complete(hints: tuple[str, ...], argv: Sequence[str]) -> tuple[str, ...]:
-    from provisioner.cli.hints import complete_hint, read_given
+def _complete(error: ProvisionError, argv: Sequence[str]) -> tuple[str, ...]:
+    from provisioner.cli.hints import complete_hint, fallback_hints, read_given
     from provisioner.resources import recipe_names
 
     given = read_given(argv, recipe_names())
-    return tuple(complete_hint(hint, given) for hint in hints)
+    return tuple(complete_hint(hint, given) for hint in fallback_hints(error, list(argv)))
 
 
 def _report(error: ProvisionError, *, as_json: bool) -> int:

@@ -45,6 +45,10 @@ def units(
     from provisioner.recipe import CommitBuild
     from provisioner.serving.units import Manager, UnitPlan, install_commands, render_units, unit_folder
 
+    if user is not None and not system:
+        raise UsageError(
+            "--user names who runs units of the system's manager", hints=(f"add --system: --system --user {user}",)
+        )
     wanted = open_recipe(recipe)
     fork_folder, folder = find_places(wanted, read_context(), venv, fork_dir, without_fork=without_fork)
     section = choose_section(wanted, with_fork=fork_folder is not None)

@@ -3,12 +3,14 @@
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from provisioner.records import dataclass
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -150,6 +152,7 @@ def _has_fork(name: str) -> bool:
 
 
 def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
+    _refuse_contradictions(options)
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
     from provisioner.provisioning.preflight import check_platform
@@ -166,6 +169,17 @@ def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
     request = _ask(wanted, lock, series, venv, context.locked_wheel(lock), options)
     request = replace(request, adopts=wish is not None, fetch_wheel=context.wheel_file(lock))
     return _answer(request, context, options)
+
+
+def _refuse_contradictions(options: UpOptions) -> None:
+    from provisioner.errors import UsageError
+
+    if options.downgrade and not options.rebuild:
+        raise UsageError(
+            "--downgrade allows --rebuild an older build and means nothing alone", hints=("add --rebuild",)
+        )
+    if options.reapply_patches and options.keep_patches:
+        raise UsageError("--reapply-patches takes every other patch out and --keep-patches keeps them; name one")
 
 
 def _run_unplugged(recipe: str, bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:

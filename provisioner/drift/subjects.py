@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
@@ -13,7 +13,7 @@ from provisioner.patching.model import SeriesPatch
 from provisioner.provisioning.series import RecipeSeries
 from provisioner.provisioning.store import OpenStore
 from provisioner.recipe import Recipe
-from provisioner.resources import patches_folder
+from provisioner.resources import patches_folder, stored_patch_names
 from provisioner.wheels.lazy import Wheel
 
 
@@ -58,12 +58,20 @@ def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:
 
     Raises UsageError for one that is not.
     """
+    from provisioner.provisioning.sources import near_names
+
     frozen = {}
     for text in texts:
         patch_id, at, version = text.rpartition("@")
         if not at or not patch_id:
             raise UsageError("not a variant", where=text, expected="ID@VERSION, such as sm80-cpu-repack@0.29.0")
-        frozen[patch_id] = Version(version)
+        try:
+            frozen[patch_id] = Version(version)
+        except InvalidVersion:
+            raise UsageError(f"{version!r} is not a version", where=f"--variant {text}") from None
+        if patch_id not in stored_patch_names():
+            hints = (*near_names(patch_id, stored_patch_names()), "provision patches")
+            raise UsageError(f"no patch is called {patch_id!r}", where=f"--variant {text}", hints=hints)
     return frozen
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
@@ -250,10 +251,12 @@ def _home(environ: Mapping[str, str]) -> Path:
 def _list_pyenv(version: str, environ: Mapping[str, str]) -> list[Path]:
     """The Pythons of a version where pyenv keeps them, the newest last."""
     found = []
-    for folder in _pyenv_root(environ).glob(f"versions/{version}*"):
-        executable = folder / "bin" / "python3"
-        if executable.exists() and re.fullmatch(r"\d+\.\d+\.\d+", folder.name):
-            found.append((Version(folder.name), executable))
+    # Somebody else's folder (PYENV_ROOT kept by sudo, say) may be closed to us: then it has no Python for us.
+    with suppress(PermissionError):
+        for folder in _pyenv_root(environ).glob(f"versions/{version}*"):
+            executable = folder / "bin" / "python3"
+            if executable.exists() and re.fullmatch(r"\d+\.\d+\.\d+", folder.name):
+                found.append((Version(folder.name), executable))
     return [executable for number, executable in sorted(found) if f"{number}.".startswith(f"{version}.")]
 
 

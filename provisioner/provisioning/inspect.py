@@ -1,5 +1,6 @@
 """What stands in the folder where the environment should be."""
 
+import shlex
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -162,11 +163,14 @@ def _folder_name(distribution: str) -> str:
 
 
 def _not_ours(venv: Path) -> EnvironmentConflictError:
+    patch = f"provision patch apply RECIPE --venv {shlex.quote(str(venv))}"
     return EnvironmentConflictError(
-        "the folder exists and was not made by provision",
+        "the folder exists and was not made by provision"
+        if venv.is_dir()
+        else "a file stands in the environment's place",
         where=str(venv),
         hints=(
             "choose another place with --venv DIR",
-            f"to patch an environment made elsewhere: provision patch apply RECIPE --venv {venv}",
+            *([f"to patch an environment made elsewhere: {patch}"] if venv_python(venv).exists() else ()),
         ),
     )

@@ -35,7 +35,7 @@ def read_owner(state_dir: Path) -> Owner | None:
     path = state_dir / OWNER_FILE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
@@ -63,7 +63,7 @@ def read_receipt(state_dir: Path) -> Receipt | None:
     path = state_dir / FILE_NAME
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error

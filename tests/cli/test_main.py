@@ -256,3 +256,48 @@ def test_a_reader_that_goes_away_changes_no_exit_code(words):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["status", "--venv", "FILE"],
+        ["drift", "--variant", "sm80-cpu-repack@x"],
+        ["drift", "--variant", "nothing@0.29.0"],
+        ["drift", "hynix", "--strip", "1"],
+        ["drift-issue", "LIST", "--repository", "a/b"],
+        ["doctor", "--url", "nonsense"],
+        ["doctor", "--log", "MISSING"],
+        ["units", "hynix", "--user", "me"],
+        ["up", "hynix", "--downgrade"],
+        ["up", "hynix", "--keep-patches", "--reapply-patches"],
+        ["lock", "hynix", "--export-pylock", "x", "--dry-run"],
+        ["lock", "hynix", "--output", "x", "--write-here"],
+        ["serve", "hynix", "--env", "A"],
+        ["verify", "hynix", "--occupancy", "200%"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_meant_is_refused_with_a_hint(argv, tmp_path, capsys):
+    (tmp_path / "file").write_text("hello\n")
+    (tmp_path / "list").write_text("[]")
+    places = {"FILE": tmp_path / "file", "LIST": tmp_path / "list", "MISSING": tmp_path / "none"}
+    assert main([str(places.get(word, word)) for word in argv]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error[usage]")
+    assert "hint: " in err
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch, capsys):
+    def have_none(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", have_none)
+    assert main(["patch", "diff", "--venv", "~/v"]) == 2
+    assert "hint: export HOME=" in capsys.readouterr().err
+
+
+def test_what_a_file_in_the_place_of_an_environment_is_called(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["status", "hynix", "--venv", str(tmp_path / "file")]) == 5
+    assert "a file stands in the environment's place" in capsys.readouterr().err

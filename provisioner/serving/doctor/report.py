@@ -40,11 +40,13 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 healthy, 1 for any warning or error, 8 where the card is missing, lost or wedged."""
+        """0 healthy, 1 for a warning or an error or where nothing could be checked, 8 for a card missing, lost or
+        wedged."""
         grave = [finding for finding in self.findings if finding.severity is not Severity.NOTE]
         if any(finding.subject is Subject.CARD and finding.severity is Severity.ERROR for finding in grave):
             return CARD
-        return FOUND if grave else HEALTHY
+        made = any(check.outcome is not Outcome.SKIPPED for check in self.checks)
+        return FOUND if grave or not made else HEALTHY
 
 
 def checked(id_: str, title: str, looked_at: str, findings: Iterable[Finding]) -> Check:
