@@ -12,16 +12,19 @@ def run_timed(command: Sequence[str], *, environ: Mapping[str, str] | None = Non
 
     Raises RuntimeError where it ends with another status than ``expect``.
     """
-    # A user's runs keep their bytecode; a developer's settings may not, which adds a third to a small command's time.
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    env = {**user_environ(), **(environ or {})}
     start = time.perf_counter()
-    done = subprocess.run(
-        command, env={**kept, **(environ or {})}, capture_output=True, text=True, timeout=1800, check=False
-    )
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1800, check=False)
     seconds = time.perf_counter() - start
     if done.returncode != expect:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     return seconds
+
+
+def user_environ() -> dict[str, str]:
+    """This environment, but for what would keep a command from keeping its bytecode, as a user's does: without it a
+    small command takes a third more time."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def interleave(runs: int, **ways: Callable[[], float]) -> dict[str, float]:
