@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-from provisioner.cli.app import build_command
 from provisioner.cli.words import refuse_empty, wants_json
 from provisioner.errors import InterruptedRunError, ProvisionError
 
@@ -28,6 +27,9 @@ def run() -> None:
 def _run(argv: Sequence[str]) -> int:
     as_json = wants_json(argv)
     try:
+        # Here, since it takes a moment in which Ctrl-C may come.
+        from provisioner.cli.app import build_command
+
         refuse_empty(argv)
         # typer itself prints a wrong command line, in a box; a machine gets it as it gets every other error.
         code = build_command(argv).main(args=list(argv), prog_name="provision", standalone_mode=not as_json)

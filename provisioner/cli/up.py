@@ -77,8 +77,9 @@ class ForkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """What the command line says of the rest, each under its option's name."""
+    """What the command line says of the rest, each under its option's name; ``recipe`` as it was typed."""
 
+    recipe: str
     venv: Path | None
     python: str | None
     dry_run: bool
@@ -141,7 +142,7 @@ def up(
     given = dict(locals())
     options = UpOptions(**{field.name: given[field.name] for field in fields(UpOptions)})
     fork = ForkOptions(**{field.name: given[field.name] for field in fields(ForkOptions)})
-    return _run(recipe, options, fork)
+    return _run(options, fork)
 
 
 def _has_fork(name: str) -> bool:
@@ -151,7 +152,7 @@ def _has_fork(name: str) -> bool:
     return "\n[fork]\n" in (recipes_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
+def _run(options: UpOptions, fork: ForkOptions) -> int:
     _refuse_contradictions(options)
     from provisioner.cli.catalogue import open_recipe
     from provisioner.cli.context import read_context
@@ -159,8 +160,8 @@ def _run(recipe: str, options: UpOptions, fork: ForkOptions) -> int:
 
     context = read_context(options.index_url)
     if options.from_bundle is not None:
-        return _run_unplugged(recipe, options.from_bundle, context, options, fork)
-    wanted = open_recipe(recipe)
+        return _run_unplugged(options.from_bundle, context, options, fork)
+    wanted = open_recipe(options.recipe)
     check_platform()
     wish, venv = _choose_place(wanted, context, options, fork)
     writes = not (options.dry_run or options.check)
@@ -182,7 +183,7 @@ def _refuse_contradictions(options: UpOptions) -> None:
         raise UsageError("--reapply-patches takes every other patch out and --keep-patches keeps them; name one")
 
 
-def _run_unplugged(recipe: str, bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
+def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
     """From a bundle's recipe, lock, patches and wheels; no index is asked."""
     from provisioner.errors import UsageError
     from provisioner.provisioning.bundle import insist_on_host, insist_on_recipe, open_bundle, unpacking
@@ -190,7 +191,8 @@ def _run_unplugged(recipe: str, bundle_file: Path, context: "Context", options: 
     from provisioner.provisioning.store import open_series
 
     bundle = open_bundle(bundle_file.expanduser().absolute())
-    insist_on_recipe(bundle, Path(recipe).stem if recipe.endswith(".toml") else recipe, bare=options.bare)
+    name = Path(options.recipe).stem if options.recipe.endswith(".toml") else options.recipe
+    insist_on_recipe(bundle, name, bare=options.bare)
     check_platform()
     insist_on_host(bundle, options.python, bare=options.bare)
     wanted = bundle.recipe()
@@ -375,7 +377,7 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
         render.print_text(f"  taken out    {', '.join(going)}; to have it back: {again}")
     if checked is not None:
         render.print_text(f"  on the card  {checked.verdict}: {checked.why}")
-    render.print_text(f"next: {shlex.join(['provision', 'status', request.recipe.name, '--venv', str(request.venv)])}")
+    render.print_text(f"next: {shlex.join(['provision', 'status', options.recipe, '--venv', str(request.venv)])}")
     return _exit_code(checked)
 
 

@@ -297,6 +297,15 @@ def test_a_user_without_a_home_is_told_so(monkeypatch, capsys):
     assert "hint: export HOME=" in capsys.readouterr().err
 
 
+def test_ctrl_c_while_the_command_line_is_loaded_is_an_interruption_too(monkeypatch, capsys):
+    def interrupt(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("provisioner.cli.app.build_command", interrupt)
+    assert main(["recipes", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["code"] == "interrupted"
+
+
 def test_what_a_file_in_the_place_of_an_environment_is_called(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["status", "hynix", "--venv", str(tmp_path / "file")]) == 5

@@ -20,6 +20,7 @@ from tests.gpu.fake_nvml import FakeNvml
 from tests.provisioning.test_verification import RECEIPT, make_venv
 
 OPTIONS = up.UpOptions(
+    recipe="hynix-stable",
     venv=None,
     python=None,
     dry_run=False,
