@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import Parameter, Signature
 from typing import Any
 
 import typer
@@ -197,6 +198,12 @@ def exiting(function: Callable[..., int]) -> Callable[..., None]:
 
     command.__annotations__ = {**function.__annotations__, "return": None}
     return command
+
+
+def take_signature(command: Callable[..., int], parameters: Sequence[Parameter]) -> None:
+    """Give a function of ``**options`` these parameters, so that several commands have options that are stated once."""
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__dict__["__signature__"] = Signature(parameters)
 
 
 def _explain(error: OSError) -> ProvisionError:

@@ -4,12 +4,13 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
-from inspect import Signature, signature
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from provisioner.cli.app import take_signature
 from provisioner.records import dataclass
 
 if TYPE_CHECKING:
@@ -105,9 +106,7 @@ def command_for(name: str) -> Callable[..., int]:
         return up(name, **options)
 
     left_out = {"recipe"} if _has_fork(name) else {"recipe", *(field.name for field in fields(ForkOptions))}
-    kept = [parameter for parameter in signature(up).parameters.values() if parameter.name not in left_out]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
-    command.__dict__["__signature__"] = Signature(kept)
+    take_signature(command, [kept for name, kept in signature(up).parameters.items() if name not in left_out])
     return command
 
 
