@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from provisioner.counts import count_text
 from provisioner.digests import Digest
-from provisioner.environment.lock import Lock, parse_lock
+from provisioner.environment.lock import Lock, Pin, marker_environment, parse_lock, parse_requirements, select_pin
 from provisioner.environment.site import ask_interpreter
 from provisioner.errors import (
     CannotObtainError,
@@ -256,6 +256,14 @@ def unpacking(bundle: Bundle, folder: Path) -> Iterator[Unpacking]:
     _sweep(folder)
     with tempfile.TemporaryDirectory(prefix="unpacked-", dir=folder) as temporary:
         yield Unpacking(bundle, lock, Path(temporary))
+
+
+def wanted_pins(lock: Lock, distribution: str, python: str, *, bare: bool) -> tuple[Pin, ...]:
+    """The pins of ``lock`` that a bundle has wheels for: all that ``python`` installs, or the build's own alone."""
+    if bare:
+        return parse_requirements(select_pin(lock, distribution), where=lock.recipe)
+    environment = marker_environment(python)
+    return tuple(pin for pin in lock.pins if pin.wanted(environment))
 
 
 def insist_on_recipe(bundle: Bundle, name: str, *, bare: bool) -> None:

@@ -1,19 +1,17 @@
 """Whether a bundle is whole and what it says it is, read from end to end with nothing installed."""
 
-import hashlib
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.digests import Digest
-from provisioner.environment.lock import Lock, marker_environment, parse_requirements, select_pin
+from provisioner.environment.lock import Lock
 from provisioner.errors import InvalidBundleError
 from provisioner.progress import Reporter
-from provisioner.provisioning.bundle import TOOL, WHEELS, Bundle, open_bundle
+from provisioner.provisioning.bundle import TOOL, WHEELS, Bundle, open_bundle, wanted_pins
 from provisioner.provisioning.manifest import BundledFile, Manifest
+from provisioner.provisioning.wheelhouse import digest_of_file
 
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
@@ -40,9 +38,10 @@ def check_bundle(path: Path, reporter: Reporter) -> CheckedBundle:
     _insist_on_wheels(bundle, bundle.lock())
     if bundle.manifest.tool is not None:
         _insist_on_tool(bundle)
-    with _hashing(path) as whole:
+    with ThreadPoolExecutor(1, thread_name_prefix="whole") as pool:
+        whole = pool.submit(digest_of_file, path)
         _read_members(bundle, reporter)
-    return CheckedBundle(path=path, manifest=bundle.manifest, sha256=whole.digest, size=path.stat().st_size)
+    return CheckedBundle(path=path, manifest=bundle.manifest, sha256=whole.result(), size=path.stat().st_size)
 
 
 def _read_members(bundle: Bundle, reporter: Reporter) -> None:
@@ -61,11 +60,7 @@ def _insist_on_wheels(bundle: Bundle, lock: Lock) -> None:
     _refuse(
         bundle, "a wheel that the lock does not allow", [x for x in manifest.under(WHEELS) if x.sha256 not in allowed]
     )
-    if manifest.bare:
-        wanted = parse_requirements(select_pin(lock, manifest.distribution), where=lock.recipe)
-    else:
-        environment = marker_environment(manifest.python)
-        wanted = tuple(pin for pin in lock.pins if pin.wanted(environment))
+    wanted = wanted_pins(lock, manifest.distribution, manifest.python, bare=manifest.bare)
     missing = [pin.name for pin in wanted if there.isdisjoint(pin.hashes)]
     if missing:
         raise InvalidBundleError(
@@ -87,22 +82,3 @@ def _refuse(bundle: Bundle, what: str, files: list[BundledFile]) -> None:
         raise InvalidBundleError(
             f"the bundle holds {what}", where=str(bundle.path), found=", ".join(file.path for file in files[:5])
         )
-
-
-class _Whole:
-    digest: Digest = ""
-
-
-@contextmanager
-def _hashing(path: Path) -> Iterator[_Whole]:
-    """The digest of the whole file, taken by a second thread while the members are read; there at the end."""
-    whole = _Whole()
-
-    def read() -> None:
-        with path.open("rb") as stream:
-            whole.digest = hashlib.file_digest(stream, "sha256").hexdigest()
-
-    thread = threading.Thread(target=read, name="digest", daemon=True)
-    thread.start()
-    yield whole
-    thread.join()

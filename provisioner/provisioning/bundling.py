@@ -13,10 +13,10 @@ from pathlib import Path
 from provisioner import __version__
 from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
-from provisioner.environment.lock import Lock, Pin, marker_environment, parse_requirements, print_facts, select_pin
+from provisioner.environment.lock import Lock, print_facts
 from provisioner.errors import BusyError, CannotObtainError, UsageError
 from provisioner.progress import Reporter
-from provisioner.provisioning.bundle import LOCKS, PATCHES, RECIPES, TOOL, WHEELS
+from provisioner.provisioning.bundle import LOCKS, PATCHES, RECIPES, TOOL, WHEELS, wanted_pins
 from provisioner.provisioning.manifest import FILE_NAME, BundledFile, Manifest, print_manifest
 from provisioner.provisioning.own_wheel import OwnTool
 from provisioner.provisioning.preflight import check_disk
@@ -82,14 +82,8 @@ def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, 
     finding and downloading raises; BusyError where another process writes the same file; CannotObtainError where the
     disk refuses.
     """
-    pins, needs = _wanted_pins(request), request.tool.needs if request.tool is not None else ()
-    reporter.stage(f"find {count_text(len(pins) + len(needs), 'wheel')} on the index")
-    found = [
-        _with_locked_size(wheel, request.lock)
-        for wheel in find_wheels([*pins, *needs], request.python, settings, reporter)
-    ]
-    wheels, tools = found[: len(pins)], found[len(pins) :]
-    distinct = tuple({wheel.filename: wheel for wheel in found}.values())
+    wheels, tools = _find(request, settings, reporter)
+    distinct = tuple({wheel.filename: wheel for wheel in (*wheels, *tools)}.values())
     parts = output.with_name(f".{output.name}.parts")
     total = sum(wheel.size or 0 for wheel in distinct)
     # They lie on the disk twice until the bundle is whole.
@@ -98,8 +92,8 @@ def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, 
         with _hold(parts):
             reporter.stage(f"download {count_text(len(distinct), 'wheel')} ({total / 1e6:.0f} MB)")
             fetch_wheels(distinct, parts, settings, reporter)
-            members = _gather(request, parts, wheels, tools)
             reporter.stage(f"write {output.name}")
+            members = _gather(request, parts, wheels, tools)
             manifest = _describe(request, members)
             written = _write_tar(manifest, members, parts / "tar", reporter)
             (parts / "tar").replace(output)
@@ -107,6 +101,18 @@ def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, 
     except OSError as error:
         raise _disk_error(error, output, parts) from error
     return WrittenBundle(path=output, manifest=manifest, sha256=written, size=output.stat().st_size)
+
+
+def _find(
+    request: BundleRequest, settings: IndexSettings, reporter: Reporter
+) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
+    """The wheels of the lock, and those that the tool needs."""
+    pins = wanted_pins(request.lock, request.recipe.distribution, request.python, bare=request.bare)
+    needs = request.tool.needs if request.tool is not None else ()
+    reporter.stage(f"find {count_text(len(pins) + len(needs), 'wheel')} on the index")
+    found = find_wheels([*pins, *needs], request.python, settings, reporter)
+    wheels = (_with_locked_size(wheel, request.lock) for wheel in found[: len(pins)])
+    return tuple(wheels), found[len(pins) :]
 
 
 def _with_locked_size(wheel: Candidate, lock: Lock) -> Candidate:
@@ -176,13 +182,6 @@ def _tool_texts(tool: OwnTool, wheels: Sequence[Candidate]) -> dict[str, bytes]:
         f"{TOOL}/{REQUIREMENTS}": "".join(lines).encode(),
         f"{TOOL}/{INSTALLER}": (package_folder() / "provisioning" / "install_tool.py").read_bytes(),
     }
-
-
-def _wanted_pins(request: BundleRequest) -> tuple[Pin, ...]:
-    if request.bare:
-        return parse_requirements(select_pin(request.lock, request.recipe.distribution), where=request.lock.recipe)
-    environment = marker_environment(request.python)
-    return tuple(pin for pin in request.lock.pins if pin.wanted(environment))
 
 
 def _describe(request: BundleRequest, members: Sequence[_Member]) -> Manifest:

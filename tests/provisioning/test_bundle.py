@@ -335,6 +335,13 @@ def test_a_bundle_that_was_cut_names_the_member(shop: Shop) -> None:
         assert caught.value.found == f"nothing whole from {last.path} on"
 
 
+def test_no_text_is_read_without_bound(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = open_bundle(write(shop).path)
+    monkeypatch.setattr("provisioner.provisioning.bundle._SMALL", 10)
+    with pytest.raises(InvalidBundleError, match=r"lockfiles/small\.toml is too large"):
+        bundle.lock()
+
+
 def test_a_bundle_of_a_newer_form_is_refused_in_plain_words(shop: Shop) -> None:
     text = print_manifest(write(shop).manifest).replace(SCHEMA, "provision/bundle/2").replace('"bare"', '"naked"')
     with pytest.raises(InvalidBundleError) as caught:

@@ -13,6 +13,7 @@ from provisioner.wheels.names import (
     choose_each,
     commit_of,
     metadata_version,
+    oldest_glibc,
     parse_wheel_name,
     sift,
     variant_of,
@@ -142,3 +143,18 @@ def test_platforms_agree_with_packaging_on_this_machine() -> None:
 )
 def test_the_version_that_metadata_tells(text: str, version: str | None) -> None:
     assert metadata_version(text) == (Version(version) if version else None)
+
+
+@pytest.mark.parametrize(
+    ("tag", "glibc"),
+    [
+        ("cp38-abi3-manylinux_2_28_x86_64", (2, 28)),
+        ("cp312-cp312-manylinux2014_x86_64.manylinux_2_17_x86_64", (2, 17)),
+        ("cp312-cp312-manylinux1_x86_64.manylinux_2_28_x86_64", (2, 5)),
+        ("cp312-cp312-manylinux_2_28_x86_64.manylinux_2_35_x86_64", (2, 28)),
+        ("py3-none-any", None),
+        ("cp312-cp312-linux_x86_64", None),
+    ],
+)
+def test_the_oldest_glibc_of_a_wheel(tag: str, glibc: tuple[int, int] | None) -> None:
+    assert oldest_glibc(f"one-1.0-{tag}.whl") == glibc

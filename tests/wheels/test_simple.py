@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from provisioner.errors import NetworkError
@@ -42,6 +43,18 @@ def test_a_json_page_gives_wheels_with_their_facts() -> None:
     assert "3.12" in found.requires_python
     assert found.upload_time is not None
     assert found.upload_time.isoformat() == "2026-08-11T11:00:11.706962+00:00"
+
+
+@pytest.mark.parametrize("specifier", ["==0.27.1", "==0.27.1+cu129", ">=0.27,<0.28", "==1.0rc1", "==9"])
+def test_a_page_read_for_some_versions_lacks_none_of_them(specifier: str) -> None:
+    versions = ("0.26.1", "0.27.1", "0.27.1%2Bcu129", "0.27.1.post1", "1.0rc1", "1!0.27.1", "2.0.0")
+    names = [f"vllm-{version}-cp38-abi3-manylinux_2_28_x86_64.whl" for version in versions]
+    body = json_page(*({"filename": name, "url": name, "hashes": {}} for name in [*names, "vllm-what-is.whl"]))
+    wanted = SpecifierSet(specifier)
+    every = parse_project_page(body, content_type=JSON_TYPE, url=PAGE, project="vllm")
+    some = parse_project_page(body, content_type=JSON_TYPE, url=PAGE, project="vllm", only=wanted)
+    assert len(every) == len(versions)
+    assert list(some) == [found for found in every if wanted.contains(found.version, prereleases=True)]
 
 
 def test_an_html_page_says_the_same() -> None:
