@@ -1,5 +1,6 @@
 """The one error boundary: an exit code for every way in which a command can end."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,12 +13,17 @@ def main(argv: Sequence[str]) -> int:
     from provisioner.cli.render import flush_output
 
     code = _run(argv)
-    flush_output()
+    try:
+        flush_output()
+    except ProvisionError as error:
+        return _report(error, as_json=False)
     return code
 
 
 def run() -> None:
     """Entry point of the ``provision`` script."""
+    # A stream that the caller closed is None here.
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
         # A path may hold bytes, and a terminal an encoding, that the text of an answer does not go into.
         getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")

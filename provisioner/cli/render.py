@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from provisioner.errors import ProvisionError
+from provisioner.errors import EnvironmentConflictError, ProvisionError
 
 
 def print_json(schema: str, payload: Mapping[str, Any]) -> None:
@@ -106,14 +106,23 @@ def _tell(text: str) -> None:
 def _despite_gone_reader() -> Iterator[None]:
     """Where the reader of stdout went away (`provision … | head -1`), let this and the rest go nowhere.
 
-    The command ends as it would have, with its own exit code.
+    The command ends as it would have, with its own exit code. Raises EnvironmentConflictError for any other failure, of
+    a full disk, say: then the answer is lost.
     """
     try:
         yield
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _discard_output()
+    except OSError as error:
+        _discard_output()
+        what = f"the answer cannot be written: {error.strerror}"
+        raise EnvironmentConflictError(what, where="standard output", hints=("df -h .",)) from error
+
+
+def _discard_output() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _indent(text: str) -> str:

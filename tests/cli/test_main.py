@@ -306,6 +306,22 @@ def test_ctrl_c_while_the_command_line_is_loaded_is_an_interruption_too(monkeypa
     assert json.loads(capsys.readouterr().out)["code"] == "interrupted"
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("recipes > /dev/full", 5), ("recipes --json > /dev/full", 5), ("recipes >&-", 0), ("up hynx 2>&-", 2)],
+)
+def test_streams_that_take_nothing_are_no_defect(words, code):
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m provisioner {words}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
 def test_what_a_file_in_the_place_of_an_environment_is_called(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["status", "hynix", "--venv", str(tmp_path / "file")]) == 5
