@@ -1,5 +1,6 @@
 """What is installed in an environment, found without importing any of it."""
 
+import ast
 import json
 import shlex
 import subprocess
@@ -16,14 +17,20 @@ STATE_FOLDER = ".provision"
 _SENTINEL = "provision-site:"
 _TIMEOUT_SECONDS = 30
 # One short process; -I keeps the user's own PYTHON* settings and the current folder out of the answer. A .pth file may
-# print, so the answer follows a sentinel. find_spec of a top-level name does not import it.
+# print, so the answer follows a sentinel. find_spec of a top-level name does not import it. json and sysconfig would
+# double the time: the answer is a literal, and in an environment of CPython the folders follow from the prefix.
 _PROBE = f"""
-import importlib.util, json, sys, sysconfig
-spec = importlib.util.find_spec(sys.argv[1])
+import sys
+from importlib.util import find_spec
+spec = find_spec(sys.argv[1])
 where = (spec.origin or list(spec.submodule_search_locations or [None])[0]) if spec else None
-print({_SENTINEL!r} + json.dumps({{
-    "version": list(sys.version_info[:3]), "prefix": sys.prefix, "base": sys.base_prefix,
-    "purelib": sysconfig.get_path("purelib"), "platlib": sysconfig.get_path("platlib"), "origin": where}}))
+if sys.prefix != sys.base_prefix and sys.implementation.name == "cpython" and not sys.abiflags:
+    name = "python%d.%d/site-packages" % sys.version_info[:2]
+    pure, plat = sys.prefix + "/lib/" + name, sys.prefix + "/" + sys.platlibdir + "/" + name
+else:
+    from sysconfig import get_path
+    pure, plat = get_path("purelib"), get_path("platlib")
+print({_SENTINEL!r} + ascii((tuple(sys.version_info[:3]), sys.prefix, sys.base_prefix, pure, plat, where)))
 """
 
 
@@ -91,14 +98,14 @@ def ask_interpreter(executable: Path, *, module: str) -> Interpreter:
             found=last,
             hints=(f"{shlex.quote(str(executable))} -I -c pass",),
         )
-    values = json.loads(text)
+    version, prefix, base, pure, plat, origin = ast.literal_eval(text)
     return Interpreter(
         executable=executable,
-        version=tuple(values["version"]),
-        prefix=Path(values["prefix"]),
-        base_prefix=Path(values["base"]),
-        site_packages=tuple(dict.fromkeys((Path(values["purelib"]), Path(values["platlib"])))),
-        origin=Path(values["origin"]) if values["origin"] else None,
+        version=version,
+        prefix=Path(prefix),
+        base_prefix=Path(base),
+        site_packages=tuple(dict.fromkeys((Path(pure), Path(plat)))),
+        origin=Path(origin) if origin else None,
     )
 
 

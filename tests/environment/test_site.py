@@ -133,3 +133,12 @@ def test_a_missing_record_is_refused(venv: Path, wheel: Path) -> None:
     (find_site(venv).dist_info / "RECORD").unlink()
     with pytest.raises(EnvironmentConflictError, match="RECORD"):
         find_site(venv)
+
+
+@pytest.mark.parametrize("kind", ["environment", "installation"])
+def test_the_folders_are_those_that_sysconfig_names(venv: Path, kind: str) -> None:
+    python = venv_python(venv) if kind == "environment" else Path(sys.base_prefix) / "bin" / "python3"
+    ask = "import sysconfig; print(sysconfig.get_path('purelib')); print(sysconfig.get_path('platlib'))"
+    done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, check=True, timeout=60)
+    expected = tuple(dict.fromkeys(map(Path, done.stdout.split("\n")[:2])))
+    assert ask_interpreter(python, module="json").site_packages == expected
