@@ -105,15 +105,19 @@ def check_record(site: Site, *, skip: Collection[str] = (), python_only: bool) -
 
     Rows that point outside site-packages (scripts) and rows without a hash are left out.
     """
-    return _compare(site, [path for path in _inside(site.record, skip) if path.endswith(".py") or not python_only])
+    return _compare(site, [path for path in inside_paths(site.record, skip) if path.endswith(".py") or not python_only])
 
 
-def check_install(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
-    """The same, and keep with the environment what the sources look like that are right, for :func:`check_sources`."""
-    sources = _sources(site, skip)
-    now, began = identify(site.site_packages, sources), read_clock(site)
-    findings = check_files(site, skip=skip)
-    _keep(site, now, findings, began)
+def check_install(
+    site: Site, *, skip: Collection[str] = (), ahead: Mapping[str, tuple[Identity, Digest]] | None = None
+) -> tuple[RecordFinding, ...]:
+    """The same, but for what was read ``ahead`` and has not changed since. What the sources look like that are right is
+    kept with the environment, for :func:`check_sources`."""
+    paths, known = list(inside_paths(site.record, skip)), ahead or {}
+    now, began = identify(site.site_packages, paths), read_clock(site.state_dir)
+    unread = [path for path in paths if path not in now or known.get(path) != (now[path], site.record.digest(path))]
+    findings = _compare(site, unread)
+    _keep(site, {path: identity for path, identity in now.items() if path.endswith(".py")}, findings, began)
     return findings
 
 
@@ -121,7 +125,7 @@ def check_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFind
     """Compare the Python sources with RECORD, but for ``skip``; those that were right before and have not changed since
     are not read. What is right now is kept for the next time."""
     now, unknown = _find_unknown(site, skip)
-    began = read_clock(site) if unknown else None
+    began = read_clock(site.state_dir) if unknown else None
     findings = _compare(site, unknown)
     _keep(site, now, findings, began)
     return findings
@@ -146,10 +150,11 @@ def _keep(site: Site, now: Mapping[str, Identity], findings: Iterable[RecordFind
 
 
 def _sources(site: Site, skip: Collection[str]) -> list[str]:
-    return [path for path in _inside(site.record, skip) if path.endswith(".py")]
+    return [path for path in inside_paths(site.record, skip) if path.endswith(".py")]
 
 
-def _inside(record: Record, skip: Collection[str]) -> Iterable[str]:
+def inside_paths(record: Record, skip: Collection[str] = ()) -> Iterable[str]:
+    """The paths that are compared: those in site-packages, but for ``skip``."""
     return (path for path in record.entries if path not in skip and not path.startswith(("..", "/")))
 
 

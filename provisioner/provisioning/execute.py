@@ -4,7 +4,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,6 @@ from provisioner.progress import Reporter
 from provisioner.provisioning.beside import patches_beside, save_texts
 from provisioner.provisioning.checks import (
     RecordFinding,
-    SourceCheck,
     check_install,
     commits_agree,
     peek_sources,
@@ -72,6 +71,7 @@ from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
 if TYPE_CHECKING:
+    from provisioner.provisioning.ahead import Ahead
     from provisioner.wheels.lazy import Wheel
 
 WAIT_SECONDS = 600
@@ -112,6 +112,19 @@ class Outcome:
     actions: tuple[Action, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """What was done so that the packages are there, and which files were read meanwhile and found right."""
+
+    actions: tuple[Action, ...] = ()
+    ahead: "Ahead" = field(default_factory=dict, repr=False)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether files were installed."""
+        return any(isinstance(action, InstallPackages) for action in self.actions)
+
+
 def plan_environment(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
     """All that :func:`provision` would do, with nothing written.
 
@@ -134,10 +147,10 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
     _make_place(request.venv)
     with _held(request.venv, reporter):
         found = _inspect(request)
-        actions = [*_recover(found, reporter), *_install(request, found, uv, reporter)]
-        installed = any(isinstance(action, InstallPackages) for action in actions)
-        site = _site_of(request, found, installed=installed)
-        actions += _prove_record(request, site, fresh=installed, reporter=reporter)
+        recovered, installation = _recover(found, reporter), _install(request, found, uv, reporter)
+        actions = [*recovered, *installation.actions]
+        site = _site_of(request, found, installed=installation.is_fresh)
+        actions += _prove_record(request, site, installation, reporter)
         changed, verdict = _patch(request, site, reporter)
         actions += changed
         receipt = _make_receipt(request, site, verdict)
@@ -200,7 +213,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     if differing:
         actions.append(InstallPackages(count=len(differing), reasons=differing))
     else:
-        _insist_on_record(request, site, peek_sources)
+        _insist_on_record(request, site)
     actions += _going(request, site)
     if steps:
         actions.append(ChangeFiles(steps=steps))
@@ -241,7 +254,7 @@ def _recover(found: Found, reporter: Reporter) -> list[Action]:
     return [RecoverTransaction()]
 
 
-def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter) -> list[Action]:
+def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter) -> Installation:
     match found:
         case Absent() | Unfinished():
             return _install_new(request, uv, reporter)
@@ -251,7 +264,7 @@ def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter)
             refuse_other_build(site, request.lock)
             reporter.stage(f"take over {request.venv} with its packages as they are")
             write_owner(site.state_dir, Owner(recipe=request.recipe.name, tool=__version__, adopted=True))
-            return [AdoptEnvironment(venv=str(request.venv))]
+            return Installation(actions=(AdoptEnvironment(venv=str(request.venv)),))
 
 
 def _differing(request: Request, found: Installed | Adoptable) -> tuple[str, ...]:
@@ -261,7 +274,7 @@ def _differing(request: Request, found: Installed | Adoptable) -> tuple[str, ...
     return differing_packages(found.site, request.lock)
 
 
-def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> list[Action]:
+def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Installation:
     python = _choose_python(request, uv)
     version = ".".join(map(str, python.version))
     if not python.preferred and request.python is None:
@@ -272,23 +285,26 @@ def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> list[A
     uv_room.create_venv(uv, request.venv, python.executable, layout=request.layout)
     count = _count_packages(request, version)
     reporter.stage(f"install {count_text(count, 'package')} from the lock" if count > 1 else "install the wheel alone")
-    _sync(request, uv, reporter)
-    return [CreateEnvironment(venv=str(request.venv), python=version), InstallPackages(count=count)]
+    ahead = _sync(request, uv, reporter)
+    created = CreateEnvironment(venv=str(request.venv), python=version)
+    return Installation(actions=(created, InstallPackages(count=count)), ahead=ahead)
 
 
-def _install_missing(request: Request, found: Installed, uv: uv_room.Uv, reporter: Reporter) -> list[Action]:
+def _install_missing(request: Request, found: Installed, uv: uv_room.Uv, reporter: Reporter) -> Installation:
     refuse_other_build(found.site, request.lock)
     differing = _differing(request, found)
     if not differing:
-        return []
+        return Installation()
     reporter.stage(
         f"install {count_text(len(differing), 'package that differs', 'packages that differ')} from the lock"
     )
-    _sync(request, uv, reporter)
-    return [InstallPackages(count=len(differing), reasons=differing)]
+    ahead = _sync(request, uv, reporter)
+    return Installation(actions=(InstallPackages(count=len(differing), reasons=differing),), ahead=ahead)
 
 
-def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> None:
+def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> "Ahead":
+    from provisioner.provisioning.ahead import reading_ahead
+
     text = select_pin(request.lock, request.recipe.distribution) if request.bare else request.lock.requirements
     url = request.lock.build.url
     if url is not None and request.fetch_wheel is not None:
@@ -298,7 +314,9 @@ def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> None:
     with tempfile.TemporaryDirectory(prefix="provision-") as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")
-        uv_room.sync_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
+        with reading_ahead(request.venv, request.recipe.distribution) as read:
+            uv_room.sync_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
+        return read()
 
 
 def _choose_python(request: Request, uv: uv_room.Uv) -> uv_room.ChosenPython:
@@ -312,17 +330,27 @@ def _count_packages(request: Request, python: str) -> int:
     return 1 if request.bare else sum(pin.wanted(environment) for pin in request.lock.pins)
 
 
-def _prove_record(request: Request, site: Site, *, fresh: bool, reporter: Reporter) -> list[Action]:
+def _prove_record(request: Request, site: Site, installation: Installation, reporter: Reporter) -> list[Action]:
     reporter.stage("check the installed files against RECORD")
-    _insist_on_record(request, site, check_install if fresh else peek_sources)
-    return [CheckRecord(files=len(site.record))] if fresh else []
-
-
-def _insist_on_record(request: Request, site: Site, check: SourceCheck) -> None:
-    """Every file after an install, the sources alone on a later run; the series' own files are judged by the series."""
-    findings = check(site, skip={*touched_paths(request.series.patches), *_leftover_paths(request, site)})
+    if not installation.is_fresh:
+        _insist_on_record(request, site)
+        return []
+    findings = check_install(site, skip=_judged_paths(request, site), ahead=installation.ahead)
     if findings:
-        raise _record_error(site, findings, fresh=check is check_install)
+        raise _record_error(site, findings, fresh=True)
+    return [CheckRecord(files=len(site.record))]
+
+
+def _insist_on_record(request: Request, site: Site) -> None:
+    """The sources alone, as on every run that installed nothing."""
+    findings = peek_sources(site, skip=_judged_paths(request, site))
+    if findings:
+        raise _record_error(site, findings, fresh=False)
+
+
+def _judged_paths(request: Request, site: Site) -> set[str]:
+    """The series' own files, which the series answers for."""
+    return {*touched_paths(request.series.patches), *_leftover_paths(request, site)}
 
 
 def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: bool) -> ProvisionError:

@@ -46,15 +46,19 @@ def keep_verified(site: Site, files: Mapping[str, Identity], *, began: int) -> N
 
     Those that had just changed then are left out. What cannot be written costs the next look time and no more.
     """
-    fine = any(identity[CTIME] % 10**9 for identity in files.values())
-    settled = began - (FINE_NS if fine else COARSE_NS)
-    kept = {path: identity for path, identity in files.items() if identity[CTIME] < settled}
+    kept = {path: identity for path, identity in files.items() if is_settled(identity, began)}
     if kept == read_verified(site):
         return
     schema, record = _key(site)
     text = json.dumps({"schema": schema, "record": record, "files": kept}, separators=(",", ":"))
     with suppress(OSError):
         write_whole(site.state_dir / FILE_NAME, text.encode())
+
+
+def is_settled(identity: Identity, began: int) -> bool:
+    """Whether a file had been left alone for a while at ``began``. Parts of a second tell a fine clock."""
+    ctime = identity[CTIME]
+    return ctime < began - (FINE_NS if ctime % 10**9 else COARSE_NS)
 
 
 def identify(folder: Path, paths: Iterable[str]) -> dict[str, Identity]:
@@ -72,13 +76,13 @@ def identify(folder: Path, paths: Iterable[str]) -> dict[str, Identity]:
     return found
 
 
-def read_clock(site: Site) -> int | None:
-    """The time of the environment's own file system in ns, which may be another machine's; None where nothing can be
+def read_clock(folder: Path) -> int | None:
+    """The time of the file system of ``folder`` in ns, which may be another machine's; None where nothing can be
     written there."""
     import tempfile
 
     try:
-        with tempfile.TemporaryFile(dir=site.state_dir) as stream:
+        with tempfile.TemporaryFile(dir=folder) as stream:
             return os.fstat(stream.fileno()).st_ctime_ns
     except OSError:
         return None
