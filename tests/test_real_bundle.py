@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -78,15 +79,16 @@ def test_tool_and_environment_come_from_the_bundle_with_the_network_unplugged(bu
 
 
 @pytest.fixture(scope="module")
-def stages(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Stage]:
-    """Both stages of the image; the first one is carried out."""
+def stages(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stage]]:
+    """Both stages of the image; the first one is carried out. Nothing of it is kept: it is large."""
     unplug()
     folder = tmp_path_factory.mktemp("image")
     text = run(folder, sys.executable, "-m", "provisioner", "containerfile", RECIPE, "--bundle", str(bundle))
     found = read_stages(text, folder)
     assert [stage.name for stage in found] == ["build", "image"]
     carry_out(found[0], bundle.parent)
-    return found
+    yield found
+    shutil.rmtree(folder)
 
 
 def test_the_build_stage_makes_a_proven_environment_and_keeps_nothing_else(stages: list[Stage]) -> None:
