@@ -38,19 +38,21 @@ def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None, base
     """
     from provisioner.patching.stack import Reading
     from provisioner.provisioning.judging import cut_against
-    from provisioner.provisioning.sources import Wanted, read_sources
+    from provisioner.provisioning.sources import Wanted, has_variants, read_sources
 
     wanted = Wanted(names=tuple(map(str, patches)), reading=Reading(strip=strip, root=root))
 
-    @functools.cache
-    def series_for(version: Version) -> RecipeSeries:
+    def read(version: Version) -> RecipeSeries:
         sources = read_sources(wanted, version)
         if base is not None:
             sources = cut_against(sources, base)
         policies = {source.id: source.policy for source in sources}
         return RecipeSeries(patches=tuple(source.series for source in sources), policies=policies)
 
-    return Subject(name=patches[0].stem, series_for=series_for, responses={})
+    if any(map(has_variants, wanted.names)):
+        return Subject(name=patches[0].stem, series_for=functools.cache(read), responses={})
+    series = read(Version("0"))
+    return Subject(name=patches[0].stem, series_for=lambda _: series, responses={})
 
 
 def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:

@@ -201,7 +201,7 @@ def column_of(line: bytes) -> int:
     return len(white.rpartition(b"\f")[2].expandtabs(8))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)  # several wheels with a dozen files each are judged at a time
 def map_scopes(source: bytes) -> ScopeMap | None:
     """The scopes of Python source with LF line ends; None where a lone CR makes its lines another matter for Python."""
     if b"\r" in source:

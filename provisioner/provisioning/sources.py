@@ -71,6 +71,11 @@ def read_sources(
     return _name_apart(_once(found))
 
 
+def has_variants(name: str) -> bool:
+    """Whether a name means a patch in the form of the store, whose text depends on the version."""
+    return ("/" not in name and is_stored_patch(patches_folder() / name)) or is_stored_patch(Path(name))
+
+
 def _read_recipe(recipe: "Recipe", version: Version) -> Iterator[PatchSource]:
     for use in recipe.patches:
         if use.policy is not PatchPolicy.NOT_NEEDED:

@@ -2,6 +2,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from packaging.version import Version
 
 from provisioner.drift.bisect import find_turns
 from provisioner.drift.builds import find_builds
@@ -13,11 +14,13 @@ from provisioner.drift.reports.junit import print_junit
 from provisioner.drift.reports.markdown import print_markdown
 from provisioner.drift.reports.text import print_bisection, print_text
 from provisioner.drift.scan import Subject, scan
+from provisioner.drift.subjects import stack_subject
 from provisioner.errors import NoSuchBuildError, UsageError
 from provisioner.patching.model import Verdict
 from provisioner.progress import Silence
 from provisioner.recipe import DriftResponse, PatchPolicy
-from tests.drift.builds import subject
+from provisioner.resources import patches_folder
+from tests.drift.builds import PATCH, subject
 from tests.support.index_server import IndexServer, Mood
 from tests.support.wheels import wheel_filename
 
@@ -167,3 +170,13 @@ def test_two_recipes_with_one_series_get_the_same_answers(settings):
         first, second = column.cells
         assert first == single.cells[0]
         assert (second.recipe, second.verdict, second.account) == ("twin", first.verdict, first.account)
+
+
+def test_own_patches_are_read_once_unless_they_have_variants(tmp_path):
+    versions = [Version("0.27.1"), Version("0.30.0")]
+    (tmp_path / "bounds.patch").write_bytes(PATCH)
+    loose = stack_subject([tmp_path], root="", strip=None, base=None)
+    assert loose.series_for(versions[0]) is loose.series_for(versions[1])
+    stored = stack_subject([patches_folder() / "pr50021-gdn-spec-bounds"], root="", strip=None, base=None)
+    texts = [stored.series_for(version).patches[0].patch.digest for version in versions]
+    assert texts[0] != texts[1]
