@@ -28,8 +28,8 @@ class SharingAdapter(HTTPAdapter):
         return host, pool
 
     def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-        """Leave the certificates to the context, but for a proxy, which may be spoken to by TLS of its own."""
-        if not verify or cert or conn.proxy is not None:
+        """Leave the certificates to the context, but where a proxy is spoken to by TLS, which is given none."""
+        if not verify or cert or (conn.proxy is not None and conn.proxy.scheme == "https"):
             super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
 
 
