@@ -82,7 +82,7 @@ async def serve(
             raise CannotListenError(
                 f"cannot listen: {error.strerror or error}",
                 where=f"{host}:{port}",
-                hints=("ss -ltnp", "choose another port with --port, an address of this machine with --host"),
+                hints=("choose another port with --port, an address of this machine with --host", "ss -ltnp"),
             ) from error
         yield Listening(booster=booster, host=host, port=runner.addresses[0][1])
     finally:
