@@ -23,14 +23,14 @@ _POLL_SECONDS = 0.02
 
 
 @contextmanager
-def reading_ahead(venv: Path, distribution: str) -> Iterator[Callable[[], Ahead]]:
-    """Read the distribution's files as soon as its RECORD is there, which installers write last, while the block runs.
-
-    What is given tells, after the block, which files were right.
+def reading_ahead(venv: Path, wheel: str) -> Iterator[Callable[[], Ahead]]:
+    """Read the files of the wheel called ``wheel`` while the block runs, once they are all there. What is given tells,
+    after the block, which were right.
     """
     done = Event()
+    distribution, version = wheel.split("-")[:2]
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
-        found = pool.submit(_read_ahead, venv, distribution, done)
+        found = pool.submit(_read_ahead, venv, distribution, version, done)
         try:
             yield lambda: _result_of(found)
         finally:
@@ -45,9 +45,9 @@ def _result_of(found: "Future[Ahead]") -> Ahead:
         return {}
 
 
-def _read_ahead(venv: Path, distribution: str, done: Event) -> Ahead:
-    folder = _await_record(venv, distribution, done)
-    # By the end of the wait the files, which came before RECORD, have been left alone for long enough.
+def _read_ahead(venv: Path, distribution: str, version: str, done: Event) -> Ahead:
+    folder = _await_files(venv, f"{distribution}-{version}.dist-info", done)
+    # By the end of the wait the last of the files has been left alone for long enough.
     if folder is None or done.wait(1.1 * FINE_NS / 1e9):
         return {}
     began = read_clock(venv / STATE_FOLDER)
@@ -62,11 +62,13 @@ def _read_ahead(venv: Path, distribution: str, done: Event) -> Ahead:
     }
 
 
-def _await_record(venv: Path, distribution: str, done: Event) -> Path | None:
-    """The site-packages in which RECORD appeared; None where the installer ended first."""
-    pattern = f"lib*/python*/site-packages/{distribution.replace('-', '_')}-*.dist-info/RECORD"
+def _await_files(venv: Path, dist_info: str, done: Event) -> Path | None:
+    """The site-packages where a wheel's files are all there; None where the installer ended first."""
+    # uv links a wheel's files in any order, RECORD among them; what it says of itself follows when that is done.
+    folders = list(venv.glob("lib/python*/site-packages"))
     while not done.is_set():
-        for record in venv.glob(pattern):
-            return record.parent.parent
+        for folder in folders:
+            if (folder / dist_info / "INSTALLER").exists():
+                return folder
         done.wait(_POLL_SECONDS)
     return None

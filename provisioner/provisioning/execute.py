@@ -314,7 +314,7 @@ def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> "Ahead":
     with tempfile.TemporaryDirectory(prefix="provision-") as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")
-        with reading_ahead(request.venv, request.recipe.distribution) as read:
+        with reading_ahead(request.venv, request.lock.build.filename) as read:
             uv_room.sync_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
         return read()
 

@@ -23,19 +23,21 @@ def venv(tmp_path: Path) -> Path:
 
 
 def install(venv: Path, *, record: str | None = None) -> None:
-    """As an installer does it: files first, RECORD last; then other packages for a while."""
+    """As uv does it: files in any order, INSTALLER last; then other packages for a while."""
     folder = venv / "lib/python3.12/site-packages"
-    for path in PATHS:
-        (folder / path).write_bytes(path.encode())
     (folder / "vllm-1.0.dist-info").mkdir()
     rows = [f"{path},{digest_to_record(digest_of(path.encode()))},{len(path)}\n" for path in PATHS]
     rows.append(f"../../../bin/vllm,{digest_to_record(digest_of(b'x'))},1\n")
     (folder / "vllm-1.0.dist-info/RECORD").write_text(record if record is not None else "".join(rows))
+    time.sleep(0.2)
+    for path in PATHS:
+        (folder / path).write_bytes(path.encode())
+    (folder / "vllm-1.0.dist-info/INSTALLER").write_text("uv")
     time.sleep(1.2)
 
 
 def read_during(venv: Path, *, after: Callable[[], object] = lambda: None, record: str | None = None) -> Ahead:
-    with reading_ahead(venv, "vllm") as read:
+    with reading_ahead(venv, "vllm-1.0-py3-none-any.whl") as read:
         install(venv, record=record)
         after()
     return read()
@@ -80,7 +82,7 @@ def test_a_record_that_cannot_be_used_is_left_to_the_check(venv: Path, record: s
 
 def test_an_installer_that_fails_or_is_quick_is_not_waited_for(venv: Path) -> None:
     start = time.monotonic()
-    with pytest.raises(RuntimeError), reading_ahead(venv, "vllm") as read:
+    with pytest.raises(RuntimeError), reading_ahead(venv, "vllm-1.0-py3-none-any.whl") as read:
         raise RuntimeError
     assert read() == {}
     assert time.monotonic() - start < 5
