@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from provisioner.provisioning.execute import Outcome, Request
     from provisioner.provisioning.first_use import FirstUse
     from provisioner.provisioning.forks import ForkWish
+    from provisioner.provisioning.plan import EnvironmentPlan
     from provisioner.provisioning.series import RecipeSeries
     from provisioner.recipe import Recipe
     from provisioner.wheels.lazy import Wheel
@@ -238,7 +239,8 @@ def _ask(
 
 def _answer(request: "Request", context: "Context", options: UpOptions) -> int:
     if options.dry_run or options.check:
-        return _show_plan(request, context, check=options.check, as_json=options.as_json)
+        make_plan = _choose_plan(request, options)
+        return _show_plan(request, context, check=options.check, as_json=options.as_json, make_plan=make_plan)
     return _carry_out(request, context, _choose_way(request, options), options)
 
 
@@ -259,18 +261,34 @@ def _first_use(options: UpOptions, *, writes: bool) -> "FirstUse":
 def _choose_way(request: "Request", options: UpOptions) -> "Callable[..., Outcome]":
     """How the request is carried out: in place, or by a rebuild where another build is in the way and may go."""
     from provisioner.provisioning.execute import provision
-    from provisioner.provisioning.inspect import Installed, inspect_environment, is_other_build, refuse_downgrade
     from provisioner.provisioning.rebuild import rebuild_environment, settle_rebuild
 
     settle_rebuild(request.venv)
+    return rebuild_environment if _is_replaced(request, options) else provision
+
+
+def _choose_plan(request: "Request", options: UpOptions) -> "Callable[..., EnvironmentPlan]":
+    if _is_replaced(request, options):
+        from provisioner.provisioning.rebuild import plan_rebuild
+
+        return plan_rebuild
+    from provisioner.provisioning.execute import plan_environment
+
+    return plan_environment
+
+
+def _is_replaced(request: "Request", options: UpOptions) -> bool:
+    """Whether another build is in the way and may go. Raises where it may not, being newer."""
+    from provisioner.provisioning.inspect import Installed, inspect_environment, is_other_build, refuse_downgrade
+
     if not options.rebuild:
-        return provision
+        return False
     found = inspect_environment(request.venv, request.recipe.distribution, adopts=request.adopts)
     if not isinstance(found, Installed) or not is_other_build(found.site, request.lock):
-        return provision
+        return False
     if not options.downgrade:
         refuse_downgrade(found.site, request.lock)
-    return rebuild_environment
+    return True
 
 
 def _choose_place(
@@ -317,13 +335,15 @@ def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> No
         reporter.warn(f"{finding.what} ({', '.join(finding.evidence)}); to fetch them: {finding.next[0]}")
 
 
-def _show_plan(request: Any, context: Any, *, check: bool, as_json: bool) -> int:
+def _show_plan(
+    request: Any, context: Any, *, check: bool, as_json: bool, make_plan: "Callable[..., EnvironmentPlan] | None" = None
+) -> int:
     from provisioner.cli import render
     from provisioner.cli.verdicts import describe_verdict, verdict_rows
     from provisioner.provisioning.execute import plan_environment
     from provisioner.provisioning.plan import describe_action, taken_out
 
-    plan = plan_environment(request, context.uv())
+    plan = (make_plan or plan_environment)(request, context.uv())
     lines, going = [describe_action(action) for action in plan.actions], taken_out(plan.actions)
     if as_json:
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "final": plan.final}

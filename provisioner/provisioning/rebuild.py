@@ -14,8 +14,8 @@ from provisioner.errors import EnvironmentConflictError, NotRestoredError, Provi
 from provisioner.patching.hold import hold_environment
 from provisioner.progress import Reporter
 from provisioner.provisioning.beside import TAKEN_OUT, patches_beside, save_texts
-from provisioner.provisioning.execute import WAIT_SECONDS, Outcome, Request, provision
-from provisioner.provisioning.plan import TakeOutPatches, describe_action
+from provisioner.provisioning.execute import WAIT_SECONDS, Outcome, Request, plan_environment, provision
+from provisioner.provisioning.plan import EnvironmentPlan, TakeOutPatches, describe_action
 from provisioner.provisioning.state import read_owner, read_receipt, state_of
 
 
@@ -31,6 +31,15 @@ def settle_rebuild(venv: Path) -> bool:
     return False
 
 
+def plan_rebuild(request: Request, uv: Uv) -> EnvironmentPlan:
+    """All that :func:`rebuild_environment` would do beside the environment, with nothing written.
+
+    Raises what provisioning would raise before its first write.
+    """
+    new, _ = _beside(request.venv)
+    return plan_environment(replace(request, venv=new), uv)
+
+
 def rebuild_environment(request: Request, uv: Uv, reporter: Reporter) -> Outcome:
     """Replace the environment by one of the lock's build; the old one is kept until the new one is proven in its place.
 
@@ -42,7 +51,7 @@ def rebuild_environment(request: Request, uv: Uv, reporter: Reporter) -> Outcome
         for leftover in (new, former):
             _remove(leftover)
         reporter.stage(f"build the new environment beside {request.venv.name}")
-        provision(replace(request, venv=new, layout=VenvLayout.RELOCATABLE), uv, reporter)
+        built = provision(replace(request, venv=new, layout=VenvLayout.RELOCATABLE), uv, reporter)
         going = _save_beside(request, new, reporter)
         reporter.stage("put it in its place")
         request.venv.rename(former)
@@ -52,7 +61,7 @@ def rebuild_environment(request: Request, uv: Uv, reporter: Reporter) -> Outcome
         except (OSError, ProvisionError) as error:
             _swap_back(request.venv, new, former, error)
         _remove(former)
-    return replace(outcome, actions=(*going, *outcome.actions))
+    return replace(outcome, actions=(*built.actions, *going, *outcome.actions))
 
 
 def _save_beside(request: Request, new: Path, reporter: Reporter) -> tuple[TakeOutPatches, ...]:

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncssh
+from uv import find_uv_bin
 
 from provisioner.provisioning.own_wheel import read_own_tool
 from provisioner.resources import patches_folder
@@ -99,6 +101,10 @@ class Host:
         return self.home / "provision"
 
     @property
+    def tool(self) -> Path:
+        return self.root / "tool" / "current" / "bin" / "provision"
+
+    @property
     def venv(self) -> Path:
         return self.root / "venvs" / "small"
 
@@ -110,6 +116,11 @@ class Host:
     def receipt(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.venv / ".provision" / "receipt.json").read_text())
         return found
+
+    def give_uv(self) -> None:
+        """Put uv on the PATH."""
+        (self.home / "bin").mkdir()
+        (self.home / "bin" / "uv").symlink_to(find_uv_bin())
 
     def start(self, authorized: Path, *, before: str = "") -> None:
         """Start the server, after the shell command ``before`` in a mount namespace of its own, if one is given."""
@@ -178,7 +189,7 @@ class Fleet:
         self.recipe.write_text(recipe_text(version))
 
     def make_host(self, name: str, *, before: str = "", wrapper: tuple[str, ...] = (), **variables: Any) -> Host:
-        """Add a host and start it."""
+        """Add a host and start it, after the shell command ``before`` in a mount namespace of its own."""
         address = f"127.0.0.{len(self.hosts) + 2}"
         with socket.socket() as probe:
             probe.bind((address, 0))
@@ -210,7 +221,7 @@ class Fleet:
         environment = {name: os.environ[name] for name in passed if name in os.environ}
         return environment | {
             "HOME": str(home),
-            "PATH": f"{self.folder}/bin:{BASE_PYTHON.parent}:/usr/bin:/bin",
+            "PATH": f"{home}/bin:{BASE_PYTHON.parent}:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "UV_CACHE_DIR": str(self.folder / "uv-cache"),
             "UV_DEFAULT_INDEX": self.index.simple_url,
@@ -220,7 +231,9 @@ class Fleet:
 
     def provision(self, *words: str) -> None:
         """The tool on the controller."""
-        environment = {**os.environ, "PROVISION_HOME": str(self.folder / "controller"), "UV_NO_CONFIG": "1"}
+        # A home of its own: a lock of the recipe that an earlier bundle left there would be gone by.
+        home = tempfile.mkdtemp(dir=self.folder)
+        environment = {**os.environ, "PROVISION_HOME": home, "UV_NO_CONFIG": "1"}
         environment |= {"UV_DEFAULT_INDEX": self.index.simple_url, "UV_CACHE_DIR": str(self.folder / "uv-cache")}
         line = [sys.executable, "-m", "provisioner", *words]
         done = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
@@ -237,6 +250,15 @@ class Fleet:
         process = self.start(playbook, *words, hosts=hosts, **variables)
         output, _ = process.communicate(timeout=240)
         return Run(code=process.returncode, output=output)
+
+    def run(self, command: str, *words: str) -> Run:
+        """Run another command of Ansible on a host whose PATH has no uv."""
+        environment = self.controller_environment() | {"PATH": f"{BASE_PYTHON.parent}:/usr/bin:/bin"}
+        line = [sys.executable, "-m", "ansible", command, *words, "-e", f"ansible_python_interpreter={BASE_PYTHON}"]
+        done = subprocess.run(
+            line, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=120, check=False
+        )
+        return Run(code=done.returncode, output=done.stdout + done.stderr)
 
     def start(self, playbook: str, *words: str, hosts: str = "all", **variables: Any) -> subprocess.Popen[str]:
         """Start a playbook."""
@@ -296,13 +318,6 @@ class Fleet:
         environment = self.controller_environment()
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-
-    def give_uv(self) -> None:
-        """Let the hosts have uv on their PATH."""
-        from uv import find_uv_bin
-
-        (self.folder / "bin").mkdir(exist_ok=True)
-        (self.folder / "bin" / "uv").symlink_to(find_uv_bin())
 
     def stop(self) -> None:
         for host in self.hosts.values():

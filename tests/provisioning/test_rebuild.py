@@ -9,7 +9,7 @@ from provisioner.errors import EnvironmentConflictError, HashMismatchError, NotR
 from provisioner.progress import Reporter, Silence
 from provisioner.provisioning import rebuild
 from provisioner.provisioning.execute import Outcome, Request, provision
-from provisioner.provisioning.rebuild import rebuild_environment, settle_rebuild
+from provisioner.provisioning.rebuild import plan_rebuild, rebuild_environment, settle_rebuild
 from provisioner.provisioning.state import read_receipt, state_of
 from tests.provisioning.shop import BOUNDS, Shop, series_of
 
@@ -57,7 +57,10 @@ def test_what_cannot_be_put_back_is_said(
 
 
 def test_the_new_one_works_where_it_was_moved_to(shop: Shop, request_in_place: Request) -> None:
-    rebuild_environment(request_in_place, shop.uv, Silence())
+    planned = plan_rebuild(request_in_place, shop.uv)
+    assert not (shop.folder / ".venv.new").exists()
+    done = rebuild_environment(request_in_place, shop.uv, Silence())
+    assert [type(action) for action in done.actions] == [type(action) for action in planned.actions]
     assert (shop.site_packages / "vllm/ops.py").read_bytes().count(b"if x < 0") == 1
     assert read_receipt(state_of(request_in_place.venv)) is not None
     assert "relocatable = true" in (request_in_place.venv / "pyvenv.cfg").read_text()

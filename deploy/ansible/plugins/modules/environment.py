@@ -181,7 +181,7 @@ def go_back(module: AnsibleModule) -> dict:
     if lost:
         raise RefusedError("what the former state needs is not on this host any more: {}".format(", ".join(lost)))
     if module.check_mode:
-        return {"changed": True, "actions": [f"go back to {describe_wish(wish)}"]}
+        return preview(module, wish, "--rebuild", "--downgrade")
     save_recipe(wish)
     result = carry_out(module, wish, "--rebuild", "--downgrade")
     point_at(root, Path(wish["command"]))
@@ -275,7 +275,7 @@ def words_of(wish: dict) -> list[str]:
     return words
 
 
-def preview(module: AnsibleModule, wish: dict) -> dict:
+def preview(module: AnsibleModule, wish: dict, *more: str) -> dict:
     """What would be done, with nothing written."""
     missing = [path for path in (wish["command"], wish["bundle"]) if path and not Path(path).exists()]
     if missing:
@@ -283,13 +283,13 @@ def preview(module: AnsibleModule, wish: dict) -> dict:
             "changed": True,
             "actions": [f"bring {path}" for path in missing] + [f"provision {wish['recipe']}"],
         }
-    tool = Tool(module.params["command"], module.params["root"])
+    tool = Tool(wish["command"], module.params["root"])
     with tempfile.TemporaryDirectory(prefix="provision-") as folder:
         if wish["recipe_text"] is not None:
             # The recipe that is asked for may not be the one that lies there.
             wish = dict(wish, recipe=str(Path(folder, Path(wish["recipe"]).name)))
             save_recipe(wish)
-        plan = tool.insist(*words_of(wish), "--check", allowed=(0, 1))
+        plan = tool.insist(*words_of(wish), *more, "--check", allowed=(0, 1))
         status = read_status(tool, wish["recipe"], plan.values["venv"])
     result = {"changed": plan.code == 1, "actions": plan.values["actions"], "provision": describe_environment(status)}
     if module._diff:

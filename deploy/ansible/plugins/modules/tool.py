@@ -28,7 +28,7 @@ author:
 description:
   - Each source has a folder of its own under C(ROOT/tool), made beside the others and named by what it was made from;
     the link C(ROOT/tool/current) is put over only when the new one runs. The former one stays for a rollback.
-  - Uses uv where the host has it, else the C(venv) module and pip.
+  - Uses the bundle's own installer, or uv where the host has it, else the C(venv) module and pip.
 options:
   root:
     description: The folder of everything that provision keeps on the host.
@@ -171,6 +171,9 @@ def ask_version(python: str) -> str | None:
 def install(params: dict, folder: Path, python: str) -> None:
     """Make the virtual environment and install into it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if params["bundle"]:
+        install_bundled(Path(params["bundle"]), folder, python)
+        return
     uv = shutil.which("uv")
     if uv:
         run([uv, "venv", "--quiet", "--python", python, folder])
@@ -178,22 +181,16 @@ def install(params: dict, folder: Path, python: str) -> None:
     else:
         run([python, "-m", "venv", folder])
         pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if params["bundle"]:
-        install_bundled(params["bundle"], pip)
-    else:
-        run([*pip, params["wheel"] or params["requirement"]])
+    run([*pip, params["wheel"] or params["requirement"]])
 
 
-def install_bundled(bundle: str, pip: list[str | Path]) -> None:
-    """Install from the bundle's own folder of wheels, each by its digest."""
-    with tempfile.TemporaryDirectory(prefix="provision-tool-") as folder:
+def install_bundled(bundle: Path, folder: Path, python: str) -> None:
+    """Install by the program that lies in the bundle; it needs neither pip nor a network."""
+    with tempfile.TemporaryDirectory(prefix="provision-tool-") as name:
+        program = Path(name, "install.py")
         with tarfile.open(bundle, "r:") as archive:
-            for member in archive:
-                if member.isfile() and re.match(r"tool/[^/]+\Z", member.name):
-                    with Path(folder, Path(member.name).name).open("wb") as stream:
-                        shutil.copyfileobj(archive.extractfile(member), stream)
-        requirements = Path(folder, "requirements.txt")
-        run([*pip, "--no-index", "--require-hashes", "--find-links", folder, "-r", requirements])
+            program.write_bytes(archive.extractfile("tool/install.py").read())
+        run([python, program, bundle, folder])
 
 
 def run(words: list[str | Path], seconds: int = SECONDS) -> str:
