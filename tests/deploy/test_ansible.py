@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -75,6 +76,16 @@ def test_without_uv_on_the_host_pip_installs_the_tool(fleet: Fleet, tmp_path: Pa
     assert first.output.startswith("localhost | CHANGED"), first.output
     assert second.output.startswith("localhost | SUCCESS"), second.output
     assert '"version": "0.1.0"' in second.output
+
+
+def test_units_are_written_once(fleet: Fleet, own_home: Path, tmp_path: Path) -> None:
+    tool = Path(sys.executable).with_name("provision")
+    words = ("localhost", "--connection", "local", "--module-name", "provisioner.fleet.units", "--args")
+    place = f"root={tmp_path} command={tool} recipe=hynix-stable"
+    first, second = fleet.run("adhoc", *words, place), fleet.run("adhoc", *words, place)
+    assert first.output.startswith("localhost | CHANGED"), first.output
+    assert f"ExecStart={tool}" in (own_home / ".config/systemd/user/provision-hynix-stable.service").read_text()
+    assert second.output.startswith("localhost | SUCCESS"), second.output
 
 
 def test_check_says_what_would_change_and_writes_nothing(fleet: Fleet) -> None:

@@ -107,7 +107,7 @@ def explain(answer: Answer) -> str:
         lines[0] = describe_check(said if said.get("verdict") else said["verification"])
     else:
         lines += answer.stderr.strip().splitlines()[-5:]
-    if answer.code == CARD and WARM_REBOOT not in lines[0]:
+    if answer.code == CARD and "warm reboot" not in lines[0]:
         lines.append(WARM_REBOOT)
     return "\n".join(lines)
 
@@ -115,6 +115,8 @@ def explain(answer: Answer) -> str:
 def describe_check(report: dict) -> str:
     """One line about a check on a card that was no pass."""
     line = "the check on the card gave {}: {}".format(report.get("verdict"), report.get("why"))
+    if "warm reboot" in line:
+        return line
     if report.get("verdict") in ("wedged", "lost", "card-fault"):
         return f"{line}; {WARM_REBOOT}"
     if report.get("verdict") == "not-run":

@@ -148,6 +148,8 @@ def main() -> None:
     except RefusedError as refusal:
         details = {"exit": refusal.answer.code, "error": refusal.answer.values} if refusal.answer else {}
         module.fail_json(msg=str(refusal), **details)
+    except OSError as error:
+        module.fail_json(msg=f"nothing can be written: {error}")
     for warning in result.pop("warnings", []):
         module.warn(warning)
     facts = result.get("provision")
@@ -202,7 +204,13 @@ def strip(module: AnsibleModule) -> dict:
         tool.insist("revert", params["recipe"], "--venv", status["venv"])
         status = read_status(tool, params["recipe"], params["venv"])
     actions = [f"restore {path}" for path in changed]
-    return {"changed": bool(changed), "actions": actions, "provision": describe_environment(status)}
+    facts = {"systemd": has_systemd(), "provision": describe_environment(status)}
+    return {"changed": bool(changed), "actions": actions, **facts}
+
+
+def has_systemd() -> bool:
+    """Whether systemd runs on this host."""
+    return Path("/run/systemd/system").is_dir()
 
 
 def wish_of(params: dict) -> dict:
@@ -318,7 +326,7 @@ def carry_out(module: AnsibleModule, wish: dict, *more: str) -> dict:
         "actions": actions,
         "seconds": round(time.time() - started, 1),
         "provision": describe_environment(status),
-        "systemd": Path("/run/systemd/system").is_dir(),
+        "systemd": has_systemd(),
         "warnings": done.warnings,
     }
     if module._diff:
