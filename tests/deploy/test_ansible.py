@@ -64,28 +64,19 @@ def test_a_first_run_provisions_and_a_second_changes_nothing(fleet: Fleet) -> No
     assert second.recap == dict.fromkeys(fleet.hosts, (0, 0, 0))
 
 
-def test_without_uv_on_the_host_pip_installs_the_tool(fleet: Fleet, tmp_path: Path) -> None:
+def test_pip_installs_the_tool_where_there_is_no_uv_and_units_are_written_once(
+    fleet: Fleet, own_home: Path, tmp_path: Path
+) -> None:
     program = "def run():\n    print('provision 0.1.0')\n"
     files = {"stub.py": program.encode(), "provisioner-0.1.0.dist-info/entry_points.txt": ENTRY.encode()}
-    wheel = write_wheel(
-        tmp_path, wheel_bytes(files, version="0.1.0", project="provisioner"), "0.1.0", project="provisioner"
-    )
-    words = ("localhost", "--connection", "local", "--module-name", "provisioner.fleet.tool", "--args")
-    place = f"root={tmp_path}/root wheel={wheel}"
-    first, second = fleet.run("adhoc", *words, place), fleet.run("adhoc", *words, place)
-    assert first.output.startswith("localhost | CHANGED"), first.output
-    assert second.output.startswith("localhost | SUCCESS"), second.output
-    assert '"version": "0.1.0"' in second.output
-
-
-def test_units_are_written_once(fleet: Fleet, own_home: Path, tmp_path: Path) -> None:
-    tool = Path(sys.executable).with_name("provision")
-    words = ("localhost", "--connection", "local", "--module-name", "provisioner.fleet.units", "--args")
-    place = f"root={tmp_path} command={tool} recipe=hynix-stable"
-    first, second = fleet.run("adhoc", *words, place), fleet.run("adhoc", *words, place)
-    assert first.output.startswith("localhost | CHANGED"), first.output
-    assert f"ExecStart={tool}" in (own_home / ".config/systemd/user/provision-hynix-stable.service").read_text()
-    assert second.output.startswith("localhost | SUCCESS"), second.output
+    data = wheel_bytes(files, version="0.1.0", project="provisioner")
+    wheel = write_wheel(tmp_path, data, "0.1.0", project="provisioner")
+    command = Path(sys.executable).with_name("provision")
+    (tmp_path / "local.yml").write_text(LOCAL.format(root=tmp_path / "root", wheel=wheel, command=command))
+    run = fleet.run("playbook", str(tmp_path / "local.yml"), "--inventory", "localhost,", "--connection", "local")
+    assert run.recap == {"localhost": (2, 0, 0)}, run.output
+    assert (tmp_path / "root" / "tool" / "current" / "bin" / "provision").is_file()
+    assert f"ExecStart={command}" in (own_home / ".config/systemd/user/provision-hynix-stable.service").read_text()
 
 
 def test_check_says_what_would_change_and_writes_nothing(fleet: Fleet) -> None:
@@ -189,6 +180,17 @@ def test_the_table_shows_every_host(fleet: Fleet) -> None:
     assert "unreachable" in rows["beta"]
 
 
+LOCAL = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - &tool
+      provisioner.fleet.tool: {{root: {root}, wheel: {wheel}}}
+    - *tool
+    - &units
+      provisioner.fleet.units: {{root: {root}, command: {command}, recipe: hynix-stable}}
+    - *units
+"""
 ENTRY = "[console_scripts]\nprovision = stub:run\n"
 PATCHED = "vllm/model_executor/layers/mamba/ops/causal_conv1d.py"
 
