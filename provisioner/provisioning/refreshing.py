@@ -137,8 +137,15 @@ def variant_name(version: Version) -> str:
 
 
 def variant_range(version: Version) -> str:
-    """The versions that a variant cut against ``version`` is for."""
-    return f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
+    """The versions that a variant cut against ``version`` is for.
+
+    A release's text ends before the builds of main that follow it, which carry the next version's development number
+    and may be nearer to the next minor series; a development build's text begins with them.
+    """
+    series, following = f"{version.major}.{version.minor}", f"{version.major}.{version.minor + 1}"
+    if version.is_prerelease:
+        return f">={version.base_version}.dev0,<{following}"
+    return f">={series},<{series}.{version.micro + 1}.dev0"
 
 
 def write_variant(

@@ -71,4 +71,11 @@ def nearest_variant(patch: StoredPatch, version: Version) -> PatchVariant:
 
 
 def _distance(one: Version, other: Version) -> tuple[int, ...]:
-    return tuple(abs(a - b) for a, b in zip((*one.release, 0, 0), (*other.release, 0, 0), strict=False))
+    return tuple(abs(a - b) for a, b in zip(_place_of(one), _place_of(other), strict=True))
+
+
+def _place_of(version: Version) -> tuple[int, int, int]:
+    """Where a build stands among the releases: main is on its way to the next minor series, whatever it is called."""
+    if version.is_devrelease:
+        return version.major, version.minor + 1, 0
+    return version.major, version.minor, version.micro

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from provisioner.digests import digest_of
@@ -17,6 +18,7 @@ from provisioner.provisioning.refreshing import (
     bases_of,
     continue_refresh,
     prove_refresh,
+    variant_range,
     write_conflicts,
     write_variant,
 )
@@ -192,8 +194,25 @@ def test_a_written_variant_is_the_one_that_the_store_opens_for_that_release(tmp_
     write_variant(stored, item, bases_of(found), Version("1.1.2"), stored.variants[0])
     again = open_stored_patch(tmp_path, "p")
     variant = again.variant_for(Version("1.1.0"))
+    assert again.variant_for(Version("1.1.3rc1.dev7+g1234567")) is None
     assert [each.file for each in again.variants] == ["1.1.patch", "1.0.patch"]
     assert variant.bases == {"m/a.py": digest_of(new)}
     assert apply_to(load_series_patch(again, variant).patch, new) == found.files[0].merged
     with pytest.raises(InvalidPatchError, match="already"):
         write_variant(again, item, bases_of(found), Version("1.1.2"), variant)
+
+
+@pytest.mark.parametrize(
+    ("cut_against", "within", "outside"),
+    [
+        ("0.26.0", ["0.26.0", "0.26.0.post1"], ["0.26.1rc1.dev1024+g1fe3a1571", "0.26.1", "0.27.0"]),
+        ("0.25.1", ["0.25.0", "0.25.1"], ["0.25.2rc1.dev3+gabc", "0.24.0"]),
+        ("0.26.1rc1.dev1024+g1fe3a1571", ["0.26.1rc1.dev1+gabc", "0.26.1"], ["0.26.0", "0.27.0"]),
+    ],
+)
+def test_a_release_and_the_builds_of_main_after_it_are_different_texts(
+    cut_against: str, within: list[str], outside: list[str]
+):
+    versions = SpecifierSet(variant_range(Version(cut_against)))
+    assert [text for text in within if not versions.contains(text, prereleases=True)] == []
+    assert [text for text in outside if versions.contains(text, prereleases=True)] == []

@@ -1,6 +1,8 @@
+import pytest
 from packaging.version import Version
 
-from provisioner.provisioning.store import OpenStore, open_series
+from provisioner.patching.store import open_stored_patch
+from provisioner.provisioning.store import OpenStore, nearest_variant, open_series
 from provisioner.recipe import parse_recipe
 from provisioner.resources import patches_folder, recipes_folder
 
@@ -13,3 +15,19 @@ def test_a_store_reads_each_text_once() -> None:
     assert [id(item) for item in first.patches] == [id(item) for item in second.patches]
     assert first == open_series(recipe, Version("0.27.1"))
     assert other == open_series(recipe, Version("0.30.0")) != first
+
+
+@pytest.mark.parametrize(
+    ("version", "file"),
+    [
+        ("0.24.0", "0.25.patch"),
+        ("0.26.0", "0.26.patch"),
+        ("0.26.1rc1.dev1024+g1fe3a1571", "0.27.patch"),
+        ("0.29.1rc1.dev7+g1fe3a1571", "0.28.patch"),
+        ("0.33.1rc1.dev7+g1fe3a1571", "0.30.patch"),
+        ("0.40.0", "0.30.patch"),
+    ],
+)
+def test_a_build_of_main_takes_the_text_of_the_release_that_it_leads_to(version: str, file: str) -> None:
+    patch = open_stored_patch(patches_folder(), "pr50021-gdn-spec-bounds")
+    assert nearest_variant(patch, Version(version)).file == file
