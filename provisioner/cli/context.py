@@ -1,6 +1,7 @@
 """What commands share: the user's folders and settings, and the pieces that a recipe needs. Read here, at the edge."""
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,15 +55,22 @@ class Context:
         return self.home.fork(recipe.name).absolute() / "venv"
 
     def lock(self, recipe: Recipe, scope: "LockScope", first_use: "FirstUse") -> "Lock":
-        """The recipe's lock; made on the first use, unless that is refused.
+        """The recipe's lock; made on the first use, unless that is refused. A lock of another build is told of.
 
         Raises InvalidLockError where there must be one and is none.
         """
-        from provisioner.provisioning.first_use import obtain_lock
+        from provisioner.provisioning.first_use import describe_other_build, obtain_lock
 
-        return obtain_lock(
+        lock = obtain_lock(
             self.home, recipe, scope, first_use, lambda wanted, known: self._make_lock(recipe, wanted, known)
         )
+        other = describe_other_build(lock, recipe)
+        if other is not None:
+            from provisioner.cli import render
+
+            word = shlex.quote(recipe.where) if "/" in recipe.where else recipe.name
+            render.print_warning(f"{other}; to follow the recipe: provision lock {word}")
+        return lock
 
     def _make_lock(self, recipe: Recipe, scope: "LockScope", known: "LockedBuild | None") -> "Lock":
         from provisioner.cli.progress import open_reporter

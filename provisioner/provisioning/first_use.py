@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import assert_never
 
 from provisioner.environment.lock import Lock, LockedBuild, LockScope
 from provisioner.errors import InvalidLockError
 from provisioner.provisioning.home import Home
 from provisioner.provisioning.locks import find_lock, lock_files, read_lock, write_lock
-from provisioner.recipe import Recipe
+from provisioner.recipe import CommitBuild, Recipe, ReleaseBuild
 
 MakeLock = Callable[[LockScope, LockedBuild | None], Lock]
 """Makes a lock of a scope, of the wheel that an incomplete lock insists on, if there is one."""
@@ -42,3 +43,22 @@ def obtain_lock(home: Home, recipe: Recipe, scope: LockScope, first_use: FirstUs
     if first_use is FirstUse.KEEP:
         write_lock(lock_files(home.locks, recipe.name), made)
     return made
+
+
+def describe_other_build(lock: Lock, recipe: Recipe) -> str | None:
+    """How the lock's build is another one than the recipe's, as after an edit of the recipe; None where it is not.
+
+    That is allowed (``provision lock --version``): a run goes by the lock, and should say so.
+    """
+    locked = lock.build
+    match recipe.build:
+        case ReleaseBuild(version=version):
+            wanted, is_same = f"{version}", locked.url is None and locked.version == version
+        case CommitBuild(commit=commit):
+            wanted, is_same = f"commit {commit[:9]}", locked.commit == commit
+        case _:
+            assert_never(recipe.build)
+    if is_same:
+        return None
+    held = f"{locked.version}" if locked.url is None else f"commit {locked.commit[:9]} ({locked.version})"
+    return f"the lock holds {locked.distribution} {held}, the recipe says {wanted}"

@@ -1,12 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from provisioner.environment.lock import parse_requirements
 from provisioner.errors import InvalidLockError
+from provisioner.provisioning.first_use import describe_other_build
 from provisioner.provisioning.home import find_home
 from provisioner.provisioning.locks import find_lock, lock_files, read_lock, write_lock
-from provisioner.resources import lockfiles_folder, recipe_names
+from provisioner.recipe import CommitBuild, Recipe, ReleaseBuild, parse_recipe
+from provisioner.resources import lockfiles_folder, recipe_names, recipes_folder
 
 
 def test_home_follows_its_variable(tmp_path: Path):
@@ -55,3 +59,23 @@ def test_the_shipped_lock_pins_for_each_supported_python():
     assert len(pins) > 150
     assert all(pin.hashes for pin in pins)
     assert lock.build.torch_cuda == "13.0"
+
+
+def open_stable() -> Recipe:
+    text = (recipes_folder() / "hynix-stable.toml").read_text(encoding="utf-8")
+    return parse_recipe(text, name="hynix-stable", where="hynix-stable.toml")
+
+
+def test_a_lock_of_another_build_than_the_recipes_is_told_of():
+    lock, recipe = read_lock(lock_files(lockfiles_folder(), "hynix-stable")), open_stable()
+    assert describe_other_build(lock, recipe) is None
+    edited = replace(recipe, build=ReleaseBuild(version=Version("0.27.2"), exclude_newer=None))
+    assert describe_other_build(lock, edited) == "the lock holds vllm 0.27.1, the recipe says 0.27.2"
+    commit = "1fe3a1571ac67581478a11743e55a306de1d136f"
+    nightly = CommitBuild(version=Version("0.26.1"), commit=commit, variant=None, exclude_newer=None)
+    of_commit = replace(lock, build=replace(lock.build, commit=commit, url="https://wheels.vllm.ai/x.whl"))
+    assert describe_other_build(lock, replace(recipe, build=nightly)) is not None
+    assert describe_other_build(of_commit, replace(recipe, build=nightly)) is None
+    assert describe_other_build(of_commit, recipe) == (
+        "the lock holds vllm commit 1fe3a1571 (0.27.1), the recipe says 0.27.1"
+    )
