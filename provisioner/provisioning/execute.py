@@ -1,6 +1,7 @@
 """Carrying a recipe out: environment, packages, proof of RECORD, patches, post-conditions, receipt."""
 
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ from provisioner.provisioning.inspect import (
     differing_packages,
     find_place,
     inspect_environment,
+    is_whole,
     refuse_other_build,
 )
 from provisioner.provisioning.plan import (
@@ -314,9 +316,17 @@ def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> "Ahead":
     with tempfile.TemporaryDirectory(prefix="provision-") as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")
+        _forget_parts(request.venv)
         with reading_ahead(request.venv, request.lock.build.filename) as read:
             uv_room.sync_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
         return read()
+
+
+def _forget_parts(venv: Path) -> None:
+    """What a killed run installed in part is there by its name, and uv would leave it so."""
+    for info in venv.glob("lib/python*/site-packages/*.dist-info"):
+        if not is_whole(info):
+            shutil.rmtree(info)
 
 
 def _choose_python(request: Request, uv: uv_room.Uv) -> uv_room.ChosenPython:

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 from provisioner.environment.lock import Lock, marker_environment
 from provisioner.environment.site import STATE_FOLDER, Site, find_site, venv_python
 from provisioner.errors import EnvironmentConflictError
-from provisioner.provisioning.state import Owner, read_owner, state_of
+from provisioner.provisioning.state import Owner, has_receipt, read_owner, state_of
 from provisioner.records import dataclass
 
 
@@ -79,23 +79,26 @@ def find_place(venv: Path, distribution: str, *, adopts: bool = False) -> Absent
     if not venv.exists():
         return Absent(venv=venv)
     owner = read_owner(state_of(venv)) if venv.is_dir() else None
-    holds = venv.is_dir() and _has_distribution(venv, distribution)
+    found = _distribution_folders(venv, distribution) if venv.is_dir() else []
     if owner is not None:
+        # With a receipt it was whole once; what became of it since is for the checks to say.
+        was_whole = owner.adopted or has_receipt(state_of(venv))
+        holds = any(was_whole or is_whole(info) for info in found)
         return Occupied(venv=venv, owner=owner) if holds else Unfinished(venv=venv, owner=owner)
     if _is_empty(venv):
         return Absent(venv=venv)
-    if adopts and holds:
+    if adopts and found:
         return Occupied(venv=venv, owner=None)
     raise _not_ours(venv)
 
 
 def differing_packages(site: Site, lock: Lock) -> tuple[str, ...]:
-    """Names of the packages whose installed version is not the locked one, sorted.
+    """Names of the packages whose installed version is not the locked one, or that were installed in part, sorted.
 
-    Only folder names are read. Packages that the lock does not hold do not count.
+    Only names are read. Packages that the lock does not hold do not count.
     """
     installed: dict[str, str] = {}
-    for info in site.site_packages.glob("*.dist-info"):
+    for info in filter(is_whole, site.site_packages.glob("*.dist-info")):
         name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
         installed[canonicalize_name(name)] = version
     environment = marker_environment(site.python or lock.python)
@@ -139,9 +142,14 @@ def refuse_downgrade(site: Site, lock: Lock) -> None:
     )
 
 
-def _has_distribution(venv: Path, distribution: str) -> bool:
-    installed = venv.glob(f"lib*/python*/site-packages/{_folder_name(distribution)}-*")
-    return venv_python(venv).exists() and any(installed)
+def is_whole(dist_info: Path) -> bool:
+    """Whether the installer came to its end: it says who it is when all files are there, in whatever order."""
+    return (dist_info / "INSTALLER").exists()
+
+
+def _distribution_folders(venv: Path, distribution: str) -> list[Path]:
+    found = venv.glob(f"lib*/python*/site-packages/{_folder_name(distribution)}-*.dist-info")
+    return list(found) if venv_python(venv).exists() else []
 
 
 def _is_installed(found: str | None, wanted: Version | None) -> bool:

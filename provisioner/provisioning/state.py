@@ -55,6 +55,11 @@ def write_owner(state_dir: Path, owner: Owner) -> None:
     write_whole(state_dir / OWNER_FILE, (json.dumps(values, indent=2) + "\n").encode())
 
 
+def has_receipt(state_dir: Path) -> bool:
+    """Whether the environment was proven once."""
+    return (state_dir / FILE_NAME).exists()
+
+
 def read_receipt(state_dir: Path) -> Receipt | None:
     """The receipt, or None where there is none.
 

@@ -281,6 +281,20 @@ def test_an_interrupted_install_is_completed(shop: Shop, monkeypatch: pytest.Mon
     assert (shop.site_packages / "vllm/ops.py").read_bytes() == PATCHED
 
 
+@pytest.mark.parametrize("package", ["vllm-0.27.1", "torch-2.13.0"])
+def test_a_package_that_a_killed_run_installed_in_part_is_completed(shop: Shop, package: str) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    (shop.site_packages / f"{package}.dist-info" / "INSTALLER").unlink()
+    for path in ("vllm/other.py", "vllm/ops.py", "torch/version.py"):
+        if path.startswith(package[:4]):
+            (shop.site_packages / path).unlink()
+    (state_of(request.venv) / "receipt.json").unlink()
+    provision(request, shop.uv, Silence())
+    assert read_status(shop.recipe, request.venv).torch == "2.13.0+cu130"
+    assert provision(request, shop.uv, Silence()).actions == ()
+
+
 def test_status_and_check_see_an_edit_outside_every_patch(shop: Shop) -> None:
     request = shop.request(series_of())
     provision(request, shop.uv, Silence())
