@@ -117,7 +117,8 @@ def check(
 ) -> int:
     """Say for each patch whether it applies, is applied, or what stands in the way; write nothing.
 
-    Exit 0 where the series holds, 3 for an invalid patch, 5 for anything else.
+    Exit 0 where the series holds, 3 for an invalid patch, 5 for anything else that stands in the way, 1 where only an
+    interrupted change of the files waits for recovery.
 
     Example: [bold]provision patch check hynix-stable --against pypi:0.27.1[/bold]
     """

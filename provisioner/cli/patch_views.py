@@ -30,6 +30,7 @@ def describe_judgement(judgement: Judgement) -> dict[str, Any]:
         "final": dict(judgement.verdict.final_digests),
         "foreign": [describe_edit(edit) for edit in judgement.edits],
         "notes": list(judgement.notes),
+        "interrupted": judgement.interrupted,
     }
 
 
@@ -210,6 +211,8 @@ def _short(digest: str | None) -> str:
 
 def judgement_hints(judgement: Judgement, named: Sequence[str]) -> Iterator[str]:
     """What to run next where something stands in the way or could be known better; ``named`` are the user's patches."""
+    if judgement.interrupted:
+        yield f"provision patch apply {shlex.join(named)}"
     hunks = [hunk for patch in judgement.verdict.patches for file in patch.files for hunk in file.hunks]
     blind = sum(map(_is_blind, hunks))
     if blind:

@@ -82,7 +82,10 @@ class ForeignEdit:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A series judged on a tree. ``notes`` are remarks for people."""
+    """A series judged on a tree. ``notes`` are remarks for people.
+
+    ``interrupted``: a change of these files is going on or was interrupted, so that they may be half changed.
+    """
 
     distribution: str
     version: Version
@@ -90,14 +93,18 @@ class Judgement:
     facts: Mapping[str, FileFacts] = field(repr=False)
     edits: tuple[ForeignEdit, ...] = ()
     notes: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def exit_code(self) -> int:
-        """The fixed table: 0 where the series can be carried out, 3 for an invalid patch, 5 for all else."""
+        """The fixed table: 0 where the series can be carried out, 3 for an invalid patch, 5 for what else stands in the
+        way, 1 where only an interrupted change waits for recovery."""
         verdicts = {patch.verdict for patch in self.verdict.blocking}
         if Verdict.INVALID in verdicts:
             return 3
-        return 5 if verdicts else 0
+        if verdicts:
+            return 5
+        return 1 if self.interrupted else 0
 
 
 def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
@@ -164,9 +171,13 @@ def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judg
         except CannotObtainError as error:
             notes.append(f"the files as shipped could not be read, so less is known: {error}")
     verdict = _refuse_targets(tree.site, verdict)
-    if is_interrupted(tree.site.state_dir):
-        notes.append("a change of these files is going on or was interrupted; the next apply or revert puts it right")
-    return _judgement(tree, verdict, facts, sources, notes)
+    interrupted = is_interrupted(tree.site.state_dir)
+    if interrupted:
+        notes.append(
+            "an interrupted change of files waits for recovery, or one is going on: they may be half changed; "
+            "provision patch apply and provision patch revert undo or complete it first"
+        )
+    return replace(_judgement(tree, verdict, facts, sources, notes), interrupted=interrupted)
 
 
 def _refuse_targets(site: Site, verdict: SeriesVerdict) -> SeriesVerdict:

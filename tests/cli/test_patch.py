@@ -171,6 +171,7 @@ def test_check_gives_the_whole_story_as_json(desk: Desk) -> None:
         "final": {"demo/two.py": digest_of(after)},
         "foreign": [],
         "notes": [],
+        "interrupted": False,
     }
     assert desk.state()["demo/two.py"][0] == FILES["demo/two.py"]
     assert not (desk.site / ".provision").exists()
@@ -675,11 +676,14 @@ def test_an_interrupted_change_is_told_and_put_right_by_the_next_apply(desk: Des
     assert desk.read("demo/one.py") != FILES["demo/one.py"]
     checked = desk.check(patch)
     assert any("interrupted" in note for note in checked.json["notes"])
+    assert (checked.code, checked.json["interrupted"]) == (1, True)
+    place = f"--site-packages {desk.site} --package demo"
+    assert f"hint: provision patch apply {patch} {place}\n" in desk.run("check", patch).err
     applied = desk.run("apply", patch)
     assert applied.code == 0
     assert "an interrupted change of" in applied.err
-    assert desk.check(patch).verdicts() == {"a": "applied"}
-    assert desk.check(patch).json["notes"] == []
+    after = desk.check(patch)
+    assert (after.code, after.verdicts(), after.json["notes"]) == (0, {"a": "applied"}, [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
