@@ -40,10 +40,13 @@ def refresh(
     settings = read_context(index_url).settings()
     stored = open_stored_patch(patches_folder(), patch_id)
     target = find_one_build(onto, settings)
+    new = open_wheel(target, settings)
+    if write:
+        refreshing.refuse_needless(stored, target.version, new)
     variant = nearest_variant(stored, target.version)
     base = find_one_build(f"pypi:{variant.cut_against}", settings)
     item = load_series_patch(stored, variant)
-    found = refreshing.refresh_onto(item, open_wheel(base, settings), open_wheel(target, settings))
+    found = refreshing.refresh_onto(item, open_wheel(base, settings), new)
     folder = Path(WORK_FOLDER.format(id=patch_id, version=target.version))
     if found.conflicts and go_on:
         found = refreshing.continue_refresh(item, found, folder)
@@ -74,6 +77,11 @@ def refresh(
 
         place = refreshing.write_variant(stored, proven, refreshing.bases_of(found), target.version, variant)
         render.print_note(f"wrote {place}")
+        if variant.covers(target.version):
+            render.print_note(
+                f"it stands before {variant.file}, whose range {variant.versions} holds {target.version}, too, and "
+                "whose text does not apply there: the first match wins"
+            )
     return 0
 
 

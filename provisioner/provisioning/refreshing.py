@@ -16,11 +16,12 @@ from provisioner.digests import Digest, digest_of
 from provisioner.errors import ConflictError, InvalidPatchError
 from provisioner.files import write_whole
 from provisioner.patching.diff import manifest_of, print_patch
+from provisioner.patching.gather import shipped_facts
 from provisioner.patching.hunks import cut_of
 from provisioner.patching.model import FileFacts, Patch, SeriesPatch, Verdict
 from provisioner.patching.refresh import Fate, Refresh, RefreshedFile, find_break, finish_refresh, refresh_patch
 from provisioner.patching.series import judge_series, touched_paths
-from provisioner.patching.store import PatchVariant, StoredPatch
+from provisioner.patching.store import PatchVariant, StoredPatch, load_series_patch
 from provisioner.provisioning.merging import merge_with_git
 from provisioner.wheels.lazy import Wheel
 
@@ -136,6 +137,26 @@ def variant_name(version: Version) -> str:
     return f"{version.major}.{version.minor}.patch"
 
 
+def refuse_needless(stored: StoredPatch, version: Version, wheel: Wheel) -> None:
+    """Refuse a variant for a build to which the text that the store opens for it applies.
+
+    Raises ConflictError, naming that text's file.
+    """
+    covering = stored.variant_for(version)
+    if covering is None:
+        return
+    item, record = load_series_patch(stored, covering), wheel.record()
+    found = judge_series([item], shipped_facts(record, touched_paths([item]), wheel), record).patches[0].verdict
+    if found in {Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET}:
+        raise ConflictError(
+            f"the store needs no text of its own for {version}: the one for {covering.versions} applies to it",
+            where=str(stored.file_of(covering)),
+            expected="a build to which the text of the store does not apply",
+            found=str(found),
+            hints=(f"provision patch show {stored.id} --version {version}",),
+        )
+
+
 def variant_range(version: Version) -> str:
     """The versions that a variant cut against ``version`` is for.
 
@@ -153,34 +174,41 @@ def write_variant(
 ) -> Path:
     """Put the refreshed text into the store as a variant of its own, before the one that it came from.
 
-    ``bases`` are the digests, by path, of the files that it was cut against.
+    ``bases`` are the digests, by path, of the files that it was cut against. Where the release's minor series has a
+    text already, the new one is for this version alone.
 
-    Raises InvalidPatchError where a variant for these versions exists already.
+    Raises InvalidPatchError where a variant was cut against this version already.
     """
     import tomlkit
 
-    path = stored.folder / variant_name(version)
-    if path.exists() or any(item.cut_against == version for item in stored.variants):
-        raise InvalidPatchError("the store has a variant for this release already", where=str(path))
+    for known in stored.variants:
+        if known.cut_against == version:
+            where = str(stored.file_of(known))
+            raise InvalidPatchError("the store has a variant that was cut against this release already", where=where)
+    path, versions = stored.folder / variant_name(version), variant_range(version)
+    if path.exists():
+        path, versions = stored.folder / f"{version.public}.patch", f"=={version.public}"
     text = print_patch(item.patch)
     toml = stored.folder / "patch.toml"
     document = tomlkit.parse(toml.read_text(encoding="utf-8"))
     variants = document["variant"]
     index = [variant.file for variant in stored.variants].index(source.file)
-    variants.insert(index, _variant_table(item, bases, version, path.name, text))
+    variants.insert(index, _variant_table(item, bases, version, path.name, versions, text))
     write_whole(path, text)
     write_whole(toml, tomlkit.dumps(document).encode())
     return path
 
 
-def _variant_table(item: SeriesPatch, bases: Mapping[str, Digest], version: Version, name: str, text: bytes) -> object:
+def _variant_table(
+    item: SeriesPatch, bases: Mapping[str, Digest], version: Version, name: str, versions: str, text: bytes
+) -> object:
     import tomlkit
 
     table = tomlkit.table()
     table.update(
         {
             "file": name,
-            "versions": variant_range(version),
+            "versions": versions,
             "cut_against": str(version),
             "sha256": digest_of(text),
             "former": [],
