@@ -42,9 +42,9 @@ def containerfile(
     if output is None:
         render.print_text(text)
         return 0
-    from provisioner.files import write_whole
+    from provisioner.files import write_output
 
-    write_whole(output.expanduser().absolute(), text.encode())
+    write_output(output.expanduser().absolute(), text.encode())
     render.print_text(str(output))
     folder = opened.path.parent
     render.print_note(f"next: {build_command(str(output), plan.recipe, str(folder))}")

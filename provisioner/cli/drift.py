@@ -87,10 +87,13 @@ def drift(
     Example: [bold]provision drift hynix-stable --against 'pypi:>=0.26' --last 5[/bold]
     """
     from provisioner.cli.progress import open_reporter
+    from provisioner.files import resolve_output
 
     wanted = "json" if as_json else form
     if wanted not in FORMS:
         raise typer.BadParameter(f"one of {', '.join(FORMS)}", param_hint="--format")
+    if output is not None:
+        resolve_output(output)  # refused now, not after an hour of judging
     if merge:
         asked = (against, patches, root, strip, cut_against, last, bisect, variant, build_variant)
         _refuse_questions(dict(zip(_QUESTIONS, (*asked, index_url, history), strict=True)))
@@ -257,10 +260,10 @@ def _printer(form: str) -> "Callable[[DriftReport], str]":
 
 def _write(text: str, output: Path | None) -> None:
     from provisioner.cli import render
-    from provisioner.files import write_whole
+    from provisioner.files import write_output
 
     if output is None:
         render.print_text(text)
     else:
-        write_whole(output, text.encode())
+        write_output(output, text.encode())
         render.print_note(f"wrote {output}")

@@ -32,9 +32,12 @@ def verify(
     Example: [bold]provision verify samsung --full --report samsung.md[/bold]
     """
     from provisioner.errors import UsageError
+    from provisioner.files import resolve_output
 
     if quick and full:
         raise UsageError("--quick and --full exclude each other")
+    if report is not None:
+        resolve_output(report.expanduser().absolute())  # refused now, not after the card's work
     found = _verify(recipe, venv, gpu, _make_wish(full=full, occupancy=occupancy, model=model))
     if report is not None:
         _write(found, report)
@@ -91,11 +94,11 @@ def _find_environment(recipe: str | None, venv: Path | None) -> "tuple[Recipe | 
 
 
 def _write(found: "VerifyReport", path: Path) -> None:
-    from provisioner.files import write_whole
+    from provisioner.files import write_output
     from provisioner.gpu.report import print_markdown, print_report
 
     text = print_markdown(found) if path.suffix == ".md" else print_report(found)
-    write_whole(path.expanduser().absolute(), text.encode())
+    write_output(path.expanduser().absolute(), text.encode())
 
 
 def _show(found: "VerifyReport", *, as_json: bool) -> int:

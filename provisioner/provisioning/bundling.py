@@ -15,6 +15,7 @@ from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.environment.lock import Lock, print_facts
 from provisioner.errors import BusyError, CannotObtainError, UsageError
+from provisioner.files import resolve_output
 from provisioner.progress import Reporter
 from provisioner.provisioning.bundle import LOCKS, PATCHES, RECIPES, TOOL, WHEELS, wanted_pins
 from provisioner.provisioning.manifest import FILE_NAME, BundledFile, Manifest, print_manifest
@@ -78,10 +79,11 @@ def choose_minor(choice: PythonChoice, given: str | None) -> str:
 def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, reporter: Reporter) -> WrittenBundle:
     """Fetch every wheel beside ``output``, each checked against the lock, and write the tar whole or not at all.
 
-    The same request gives the same bytes. Wheels that a stopped run had fetched are not fetched again. Raises what
-    finding and downloading raises; BusyError where another process writes the same file; CannotObtainError where the
-    disk refuses.
+    The same request gives the same bytes. Wheels that a stopped run had fetched are not fetched again. Raises
+    UsageError where something stands there that is no file; what finding and downloading raises; BusyError where
+    another process writes the same file; CannotObtainError where the disk refuses.
     """
+    output = _insist_on_file(output)
     wheels, tools = _find(request, settings, reporter)
     distinct = tuple({wheel.filename: wheel for wheel in (*wheels, *tools)}.values())
     parts = output.with_name(f".{output.name}.parts")
@@ -101,6 +103,14 @@ def write_bundle(request: BundleRequest, output: Path, settings: IndexSettings, 
     except OSError as error:
         raise _disk_error(error, output, parts) from error
     return WrittenBundle(path=output, manifest=manifest, sha256=written, size=output.stat().st_size)
+
+
+def _insist_on_file(output: Path) -> Path:
+    """Where links lead. No pipe or device will do, since the wheels are fetched into a folder beside it."""
+    target = resolve_output(output)
+    if target.exists() and not target.is_file():
+        raise UsageError("a bundle is a file, and something else stands there", where=str(output))
+    return target
 
 
 def _find(

@@ -27,6 +27,7 @@ from provisioner.environment.lock import (
     parse_requirements,
 )
 from provisioner.errors import CannotObtainError, NoSuchBuildError, UsageError
+from provisioner.files import write_output
 from provisioner.progress import Reporter
 from provisioner.provisioning.checks import parse_build
 from provisioner.recipe import Build, CommitBuild, Recipe, ReleaseBuild
@@ -278,7 +279,8 @@ def _resolve(
 def export_lock(lock: Lock, output: Path, uv: uv_room.Uv) -> None:
     """Write the lock's pins as a PEP 751 file.
 
-    Raises UsageError for a name that the standard does not allow; ResolutionError or NetworkError.
+    Raises UsageError for a name that the standard does not allow; ResolutionError or NetworkError; CannotObtainError
+    where it cannot be written.
     """
     if not re.fullmatch(r"pylock(\.[^.]+)?\.toml", output.name):
         raise UsageError(
@@ -289,7 +291,9 @@ def export_lock(lock: Lock, output: Path, uv: uv_room.Uv) -> None:
     with tempfile.TemporaryDirectory(prefix="provision-lock-") as folder:
         requirements = Path(folder) / "requirements.in"
         requirements.write_text(lock.requirements, encoding="utf-8")
-        uv_room.export_pylock(uv, requirements, output, python=PYTHONS[0], exclude_newer=lock.exclude_newer)
+        made = Path(folder) / output.name
+        uv_room.export_pylock(uv, requirements, made, python=PYTHONS[0], exclude_newer=lock.exclude_newer)
+        write_output(output, made.read_bytes())
 
 
 def changed_pins(former: Lock | None, lock: Lock) -> tuple[tuple[str, str | None, str | None], ...]:

@@ -1,6 +1,7 @@
 """A bundle over a small wheel: made twice the same, installed without any index, refused where a byte is wrong."""
 
 import io
+import os
 import shutil
 import sys
 import tarfile
@@ -113,6 +114,19 @@ def with_entry(source: Path, target: Path, name: str, kind: bytes, link: str = "
                 entry.type, entry.linkname = kind, link
             new.addfile(entry, stream if entry.isreg() else None)
     return target
+
+
+def test_a_bundle_follows_a_link_and_replaces_nothing_but_a_file(shop: Shop) -> None:
+    (shop.folder / "kept").mkdir()
+    link, pipe = shop.folder / "link.tar", shop.folder / "pipe.tar"
+    link.symlink_to("kept/small.tar")
+    written = write(shop, "link.tar", bare=True)
+    assert link.is_symlink()
+    assert written.path == (shop.folder / "kept" / "small.tar").resolve()
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="a bundle is a file"):
+        write(shop, "pipe.tar", bare=True)
+    assert pipe.is_fifo()
 
 
 def test_it_holds_all_that_the_lock_wants_and_nothing_else(shop: Shop) -> None:
