@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import Digest
 from provisioner.environment.site import Site
-from provisioner.provisioning.verified import Identity, identify, keep_verified, read_clock, read_verified
+from provisioner.provisioning.verified import SIZE, Identity, identify, keep_verified, read_clock, read_verified
 from provisioner.records import dataclass
 from provisioner.wheels.record import Record, RecordEntry
 
@@ -123,7 +123,7 @@ def check_install(
 
 def check_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
     """Compare the Python sources with RECORD, but for ``skip``; those that were right before and have not changed since
-    are not read. What is right now is kept for the next time."""
+    are not read. What is right now is kept for the next time. Of all other files only the sizes are compared."""
     now, unknown = _find_unknown(site, skip)
     began = read_clock(site.state_dir) if unknown else None
     findings = _compare(site, unknown)
@@ -137,20 +137,24 @@ def peek_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFindi
 
 
 def _find_unknown(site: Site, skip: Collection[str]) -> tuple[dict[str, Identity], list[str]]:
-    """What the sources look like now, and those of them that must be read to tell whether they are right."""
-    sources = _sources(site, skip)
-    known, now = read_verified(site), identify(site.site_packages, sources)
-    return now, [path for path in sources if path not in now or known.get(path) != now[path]]
+    """What the sources look like now, and the files that must be read to tell whether they are right: sources that are
+    not known, and others that are gone or of another size."""
+    paths = list(inside_paths(site.record, skip))
+    known, found = read_verified(site), identify(site.site_packages, paths)
+    now = {path: identity for path, identity in found.items() if path.endswith(".py")}
+    sources = [path for path in paths if path.endswith(".py") and (path not in now or known.get(path) != now[path])]
+    others = [path for path in paths if not path.endswith(".py") and not _has_size(site.record, path, found.get(path))]
+    return now, sources + others
+
+
+def _has_size(record: Record, path: str, identity: Identity | None) -> bool:
+    return identity is not None and record.size(path) in {identity[SIZE], None}
 
 
 def _keep(site: Site, now: Mapping[str, Identity], findings: Iterable[RecordFinding], began: int | None) -> None:
     wrong = {finding.path for finding in findings}
     if began is not None:
         keep_verified(site, {path: identity for path, identity in now.items() if path not in wrong}, began=began)
-
-
-def _sources(site: Site, skip: Collection[str]) -> list[str]:
-    return [path for path in inside_paths(site.record, skip) if path.endswith(".py")]
 
 
 def inside_paths(record: Record, skip: Collection[str] = ()) -> Iterable[str]:

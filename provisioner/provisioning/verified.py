@@ -26,7 +26,7 @@ COARSE_NS = 2 * 10**9
 Identity = list[int]
 """Size in bytes, mtime and ctime in ns, inode: a list, as JSON has no tuples."""
 
-CTIME = 2
+SIZE, CTIME = 0, 2
 
 
 def read_verified(site: Site) -> Mapping[str, Identity]:

@@ -50,6 +50,13 @@ class Record:
         entry = self.entries.get(path)
         return entry.digest if entry else None
 
+    def size(self, path: str) -> int | None:
+        """The size of ``path`` as shipped; None where the file is not shipped or its row carries no size."""
+        if isinstance(self.entries, _Entries):
+            return self.entries.size(path)
+        entry = self.entries.get(path)
+        return entry.size if entry else None
+
     def paths_of(self, digest: Digest) -> tuple[str, ...]:
         """The paths of all files with these bytes."""
         if self.text and digest_to_record(digest) not in self.text:
@@ -112,6 +119,10 @@ class _Entries(Mapping[str, RecordEntry]):
             digest=digest_from_record(hash_field) if hash_field else None,
             size=int(size_field) if size_field else None,
         )
+
+    def size(self, path: str) -> int | None:
+        size_field = self._fields.get(path, "").rpartition(",")[2]
+        return int(size_field) if size_field else None
 
     def paths_of(self, digest: Digest) -> tuple[str, ...]:
         wanted = f"{digest_to_record(digest)},"

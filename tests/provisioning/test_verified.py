@@ -91,6 +91,22 @@ def test_an_edit_that_keeps_size_and_times_is_found(site: Site, edit: Callable[[
     assert check_sources(site) == ()
 
 
+def cut_short(path: Path) -> None:
+    os.truncate(path, 3)
+
+
+@pytest.mark.parametrize(("edit", "is_there"), [(Path.unlink, False), (cut_short, True)])
+def test_a_binary_that_is_gone_or_cut_short_is_found(
+    site: Site, reads: list[str], edit: Callable[[Path], None], is_there: bool
+) -> None:
+    assert check_sources(site) == ()
+    edit(site.site_packages / "vllm/c.so")
+    for check in (peek_sources, check_sources):
+        assert [(finding.path, finding.found is not None) for finding in check(site)] == [("vllm/c.so", is_there)]
+    assert set(read_verified(site)) == {"vllm/a.py", "vllm/b.py"}
+    assert "a.py" not in reads[2:]
+
+
 @pytest.mark.parametrize(
     "text",
     [None, b"", b"\x00" * 300, b"[]", b"{", b'{"schema": "provision/verified/1"}', b'{"schema": 2, "files": 3}'],
