@@ -49,6 +49,7 @@ from provisioner.provisioning.inspect import (
     inspect_environment,
     is_whole,
     refuse_other_build,
+    wanted_packages,
 )
 from provisioner.provisioning.plan import (
     Action,
@@ -66,7 +67,15 @@ from provisioner.provisioning.plan import (
 )
 from provisioner.provisioning.preflight import BARE_ENVIRONMENT_BYTES, FULL_ENVIRONMENT_BYTES, check_disk
 from provisioner.provisioning.series import RecipeSeries, judge_recipe, refuse_blocked
-from provisioner.provisioning.state import Owner, objects_of, read_receipt, state_of, write_owner, write_receipt
+from provisioner.provisioning.state import (
+    Owner,
+    objects_of,
+    read_owner,
+    read_receipt,
+    state_of,
+    write_owner,
+    write_receipt,
+)
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.recipe import Recipe
 from provisioner.records import dataclass
@@ -271,9 +280,16 @@ def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter)
 
 def _differing(request: Request, found: Installed | Adoptable) -> tuple[str, ...]:
     """Packages to install: none where the dependencies are left out or are somebody else's."""
-    if request.bare or isinstance(found, Adoptable) or found.owner.adopted:
+    if isinstance(found, Adoptable):
         return ()
-    return differing_packages(found.site, request.lock)
+    return differing_packages(found.site, _own_packages(request, found.site))
+
+
+def _own_packages(request: Request, site: Site) -> dict[str, str]:
+    owner = read_owner(site.state_dir)
+    if request.bare or owner is None or owner.adopted:
+        return {}
+    return wanted_packages(request.lock, site.python)
 
 
 def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Installation:
@@ -547,6 +563,7 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict) -> Recei
         torch=torch.version if torch else None,
         torch_cuda=torch.cuda if torch else None,
         bare=request.bare,
+        packages=_own_packages(request, site),
         verification=former.verification if former else None,
     )
 

@@ -1,6 +1,8 @@
 """What stands in the folder where the environment should be."""
 
+import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -92,18 +94,25 @@ def find_place(venv: Path, distribution: str, *, adopts: bool = False) -> Absent
     raise _not_ours(venv)
 
 
-def differing_packages(site: Site, lock: Lock) -> tuple[str, ...]:
-    """Names of the packages whose installed version is not the locked one, or that were installed in part, sorted.
+def wanted_packages(lock: Lock, python: str | None) -> dict[str, str]:
+    """Version of each package of the lock that an environment with this Python has; empty where only a URL is known."""
+    environment = marker_environment(python or lock.python)
+    return {pin.name: str(pin.version or "") for pin in lock.pins if pin.wanted(environment)}
 
-    Only names are read. Packages that the lock does not hold do not count.
+
+def differing_packages(site: Site, wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the packages whose installed version is not the wanted one, or that were installed in part, sorted.
+
+    Only names are read. Packages that nobody wants do not count.
     """
     installed: dict[str, str] = {}
-    for info in filter(is_whole, site.site_packages.glob("*.dist-info")):
-        name, _, version = info.name.removesuffix(".dist-info").rpartition("-")
-        installed[canonicalize_name(name)] = version
-    environment = marker_environment(site.python or lock.python)
-    wanted = [pin for pin in lock.pins if pin.wanted(environment)]
-    return tuple(sorted(pin.name for pin in wanted if not _is_installed(installed.get(pin.name), pin.version)))
+    with os.scandir(site.site_packages) as entries:
+        names = [entry.name for entry in entries if entry.name.endswith(".dist-info")]
+    for name in names:
+        project, _, version = name.removesuffix(".dist-info").rpartition("-")
+        if is_whole(site.site_packages / name):
+            installed[canonicalize_name(project)] = version
+    return tuple(sorted(name for name, version in wanted.items() if not _is_installed(installed.get(name), version)))
 
 
 def is_other_build(site: Site, lock: Lock) -> bool:
@@ -152,11 +161,11 @@ def _distribution_folders(venv: Path, distribution: str) -> list[Path]:
     return list(found) if venv_python(venv).exists() else []
 
 
-def _is_installed(found: str | None, wanted: Version | None) -> bool:
-    if found is None or wanted is None:
+def _is_installed(found: str | None, wanted: str) -> bool:
+    if found is None or not wanted or found == wanted:
         return found is not None
     try:
-        return Version(found) == wanted
+        return Version(found) == Version(wanted)
     except InvalidVersion:
         return False
 

@@ -21,7 +21,14 @@ from provisioner.provisioning.checks import (
     read_torch,
 )
 from provisioner.provisioning.forks import find_series
-from provisioner.provisioning.inspect import Absent, Adoptable, Installed, Unfinished, inspect_environment
+from provisioner.provisioning.inspect import (
+    Absent,
+    Adoptable,
+    Installed,
+    Unfinished,
+    differing_packages,
+    inspect_environment,
+)
 from provisioner.provisioning.judging import applied_sources
 from provisioner.provisioning.series import pristine_only
 from provisioner.provisioning.state import objects_of, read_receipt, state_of
@@ -124,6 +131,7 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
     problems = (
         *_receipt_problems(receipt, build.commit, site),
         *_torch_problems(receipt, found_torch),
+        *_package_problems(receipt, site),
         *_patch_problems(patches),
         *_record_problems(check(site, skip=_patched(patches, receipt))),
     )
@@ -156,6 +164,13 @@ def _torch_problems(receipt: Receipt | None, found: tuple[str | None, str | None
     if receipt is None or receipt.bare or (receipt.torch, receipt.torch_cuda) == found:
         return ()
     return (f"torch is {found[0]} (CUDA {found[1]}), the receipt's is {receipt.torch} (CUDA {receipt.torch_cuda})",)
+
+
+def _package_problems(receipt: Receipt | None, site: Site) -> tuple[str, ...]:
+    wanted = receipt.packages if receipt else {}
+    differing = differing_packages(site, wanted)
+    shown = [f"{name} {wanted[name]}".rstrip() + " is not what is installed" for name in differing[:5]]
+    return (*shown, *([f"and {count_text(len(differing) - 5, 'more package')}"] if len(differing) > 5 else []))
 
 
 def _patched(patches: tuple[PatchStatus, ...], receipt: Receipt | None) -> set[str]:

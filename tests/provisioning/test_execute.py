@@ -337,6 +337,18 @@ def test_status_sees_that_torch_went_away_and_a_run_says_what_to_do(shop: Shop) 
         provision(request, shop.uv, Silence())
 
 
+def test_status_and_check_see_another_version_of_a_package_and_one_that_is_gone(shop: Shop) -> None:
+    request = shop.request(series_of())
+    provision(request, shop.uv, Silence())
+    assert plan_environment(request, shop.uv).actions == ()
+    info = shop.site_packages / "torch-2.13.0.dist-info"
+    other = info.rename(shop.site_packages / "torch-2.12.0.dist-info")
+    assert read_status(shop.recipe, request.venv).problems == ("torch 2.13.0 is not what is installed",)
+    assert plan_environment(request, shop.uv).actions == (InstallPackages(count=1, reasons=("torch",)),)
+    shutil.rmtree(other)
+    assert read_status(shop.recipe, request.venv).problems == ("torch 2.13.0 is not what is installed",)
+
+
 def test_revert_names_files_that_it_did_not_bring_back(shop: Shop) -> None:
     request = shop.request(SERIES)
     provision(request, shop.uv, Silence())
