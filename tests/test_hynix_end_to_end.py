@@ -175,6 +175,19 @@ def test_require_lock_refuses_the_first_use(machine: Machine, capsys: pytest.Cap
     assert not machine.index.requests
 
 
+def test_half_a_lock_is_refused_and_the_named_command_mends_it(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = ("lock", "hynix", "--index-url", machine.index.url)
+    assert machine.run(*lock) == 0
+    (machine.home / "locks" / "hynix.toml").unlink()
+    assert machine.hynix("--dry-run") == 3
+    assert "hint: provision lock hynix" in capsys.readouterr().err
+    assert machine.run(*lock) == 0
+    assert "it counts as no lock" in capsys.readouterr().err
+    assert machine.hynix("--dry-run", "--require-lock") == 0
+
+
 def test_a_lock_of_a_bare_run_never_counts_as_complete(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert machine.hynix("--bare") == 0
     bare = machine.lock

@@ -35,7 +35,6 @@ def lock(
     from provisioner.cli.progress import open_reporter
     from provisioner.errors import UsageError
     from provisioner.provisioning.locking import LockRequest, make_lock
-    from provisioner.provisioning.locks import find_lock, read_lock
     from provisioner.provisioning.store import touched_by
 
     if sum((output is not None, write_here, export_pylock is not None)) > 1:
@@ -51,11 +50,9 @@ def lock(
     )
     with open_reporter() as reporter:
         made = make_lock(request, context.settings(), context.uv(), reporter)
-    files = find_lock(context.home, wanted.name)
-    former = read_lock(files) if files else None
     if export_pylock is not None:
         return _export(made, export_pylock, context)
-    _show(former, made, _judge(wanted, made, context), as_json=as_json)
+    _show(_read_former(context, wanted), made, _judge(wanted, made, context), as_json=as_json)
     if dry_run:
         return 0
     folder = output or (Path("lockfiles") if write_here else context.home.locks)
@@ -76,6 +73,20 @@ def _build(wanted: "Recipe", context: "Context", *, version: str | None, commit:
         newest = NightlySpec() if isinstance(wanted.build, CommitBuild) else ReleaseSpec()
         return find_build(wanted, newest, context.settings())
     return build_of(wanted, version=version)
+
+
+def _read_former(context: "Context", wanted: "Recipe") -> "Lock | None":
+    """The lock until now. One that cannot be read is only told of: this command is the way to mend it."""
+    from provisioner.cli import render
+    from provisioner.errors import InvalidLockError
+    from provisioner.provisioning.locks import find_lock, read_lock
+
+    files = find_lock(context.home, wanted.name)
+    try:
+        return read_lock(files) if files else None
+    except InvalidLockError as error:
+        render.print_warning(f"{error}; it counts as no lock")
+        return None
 
 
 def _judge(wanted: "Recipe", made: "Lock", context: "Context") -> "tuple[PatchVerdict, ...]":

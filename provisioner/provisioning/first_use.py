@@ -9,6 +9,7 @@ from provisioner.errors import InvalidLockError
 from provisioner.provisioning.home import Home
 from provisioner.provisioning.locks import find_lock, lock_files, read_lock, write_lock
 from provisioner.recipe import CommitBuild, Recipe, ReleaseBuild
+from provisioner.resources import lockfiles_folder
 
 MakeLock = Callable[[LockScope, LockedBuild | None], Lock]
 """Makes a lock of a scope, of the wheel that an incomplete lock insists on, if there is one."""
@@ -29,6 +30,8 @@ def obtain_lock(home: Home, recipe: Recipe, scope: LockScope, first_use: FirstUs
     """
     files = find_lock(home, recipe.name)
     former = read_lock(files) if files else None
+    if former is not None and scope is LockScope.COMPLETE:
+        former = _completed_by_shipped(former)
     if former is not None and (former.complete or scope is LockScope.WHEEL_ALONE):
         return former
     if first_use is FirstUse.REFUSE:
@@ -43,6 +46,15 @@ def obtain_lock(home: Home, recipe: Recipe, scope: LockScope, first_use: FirstUs
     if first_use is FirstUse.KEEP:
         write_lock(lock_files(home.locks, recipe.name), made)
     return made
+
+
+def _completed_by_shipped(own: Lock) -> Lock:
+    """The lock that travels with the tool where it is complete and the user's own, of the same wheel, is not."""
+    files = lock_files(lockfiles_folder(), own.recipe)
+    if own.complete or not files.facts.exists():
+        return own
+    shipped = read_lock(files)
+    return shipped if shipped.complete and shipped.build.sha256 == own.build.sha256 else own
 
 
 def describe_other_build(lock: Lock, recipe: Recipe) -> str | None:

@@ -23,10 +23,13 @@ def lock_files(folder: Path, recipe: str) -> LockFiles:
 
 
 def find_lock(home: Home, recipe: str) -> LockFiles | None:
-    """The user's own lock of a recipe, else the one that travels with the tool, else None."""
+    """The user's own lock of a recipe, else the one that travels with the tool, else None.
+
+    Half a pair is found as well, so that reading refuses it and no other build comes in silence.
+    """
     for folder in (home.locks, lockfiles_folder()):
         files = lock_files(folder, recipe)
-        if files.facts.is_file():
+        if files.facts.exists() or files.requirements.exists():
             return files
     return None
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from provisioner.environment.lock import parse_requirements
+from provisioner.environment.lock import Lock, LockedBuild, LockScope, parse_requirements, select_pin
 from provisioner.errors import InvalidLockError
-from provisioner.provisioning.first_use import describe_other_build
+from provisioner.provisioning.first_use import FirstUse, describe_other_build, obtain_lock
 from provisioner.provisioning.home import find_home
 from provisioner.provisioning.locks import find_lock, lock_files, read_lock, write_lock
 from provisioner.recipe import CommitBuild, Recipe, ReleaseBuild, parse_recipe
@@ -41,6 +41,35 @@ def test_the_users_own_lock_wins(tmp_path: Path):
     assert find_lock(home, "hynix-stable") == own
     assert read_lock(own) == lock
     assert find_lock(home, "unknown") is None
+
+
+@pytest.mark.parametrize("lost", ["facts", "requirements"])
+def test_half_a_lock_is_neither_passed_over_nor_made_anew(tmp_path: Path, lost: str):
+    home = find_home({"PROVISION_HOME": str(tmp_path)})
+    own = lock_files(home.locks, "hynix-stable")
+    write_lock(own, read_lock(lock_files(lockfiles_folder(), "hynix-stable")))
+    getattr(own, lost).unlink()
+    with pytest.raises(InvalidLockError) as caught:
+        obtain_lock(home, open_stable(), LockScope.COMPLETE, FirstUse.KEEP, make_none)
+    assert caught.value.hints == ("provision lock hynix-stable",)
+
+
+def test_an_incomplete_lock_does_not_hide_the_complete_one_of_its_wheel(tmp_path: Path):
+    home, recipe = find_home({"PROVISION_HOME": str(tmp_path)}), open_stable()
+    shipped = read_lock(lock_files(lockfiles_folder(), "hynix-stable"))
+    bare = replace(shipped, requirements=select_pin(shipped, "vllm"), complete=False)
+    own = lock_files(home.locks, "hynix-stable")
+    write_lock(own, bare)
+    assert obtain_lock(home, recipe, LockScope.COMPLETE, FirstUse.REFUSE, make_none) == shipped
+    assert not obtain_lock(home, recipe, LockScope.WHEEL_ALONE, FirstUse.REFUSE, make_none).complete
+    other = bare.requirements.replace(bare.build.sha256, "0" * 64)
+    write_lock(own, replace(bare, build=replace(bare.build, sha256="0" * 64), requirements=other))
+    with pytest.raises(InvalidLockError, match="without dependencies"):
+        obtain_lock(home, recipe, LockScope.COMPLETE, FirstUse.REFUSE, make_none)
+
+
+def make_none(_scope: LockScope, _known: LockedBuild | None) -> Lock:
+    pytest.fail("a lock is made, although there is one")
 
 
 def test_a_pair_that_lost_half_is_refused(tmp_path: Path):
