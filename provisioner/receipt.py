@@ -56,9 +56,9 @@ class Receipt:
     """The whole receipt. ``recipe`` and ``lock`` are None where patches were applied to an environment made elsewhere.
 
     ``bare`` tells that the dependencies were left out. ``packages`` has the version of each package that the lock
-    wanted, empty for one known by its URL alone; there are none where the packages are not ours. ``verification`` is
-    the path-free summary of the last check on a card, or None where there was none. ``created`` is an ISO 8601 time in
-    UTC.
+    wanted, empty for one known by its URL alone; there are none where the packages are not ours. ``record`` is the
+    digest of RECORD's shipped rows, None where nobody kept it. ``verification`` is the path-free summary of the last
+    check on a card, or None where there was none. ``created`` is an ISO 8601 time in UTC.
     """
 
     created: str
@@ -73,6 +73,7 @@ class Receipt:
     torch_cuda: str | None = None
     bare: bool = False
     packages: Mapping[str, str] = field(default_factory=dict)
+    record: Digest | None = None
     verification: Mapping[str, Any] | None = field(default=None)
 
     def final_digests(self) -> dict[str, Digest | None]:
@@ -123,6 +124,7 @@ def parse_receipt(text: str, *, where: str) -> Receipt:
         torch_cuda=table.take_optional("torch_cuda", str),
         bare=table.take_or("bare", bool, False),
         packages=table.take_strings("packages"),
+        record=table.take_optional("record", str),
         verification=table.take_optional("verification", dict),
     )
     table.close()

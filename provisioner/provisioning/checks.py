@@ -13,6 +13,7 @@ from packaging.version import InvalidVersion, Version
 from provisioner.digests import Digest
 from provisioner.environment.site import Site
 from provisioner.provisioning.verified import SIZE, Identity, identify, keep_verified, read_clock, read_verified
+from provisioner.receipt import Receipt
 from provisioner.records import dataclass
 from provisioner.wheels.record import Record, RecordEntry
 
@@ -134,6 +135,12 @@ def check_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFind
 def peek_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
     """The same with nothing written."""
     return _compare(site, _find_unknown(site, skip)[1])
+
+
+def is_record_edited(site: Site, receipt: Receipt | None) -> bool:
+    """Whether RECORD is another than when the receipt was written; False where nobody kept what it was."""
+    kept = receipt.record if receipt else None
+    return kept is not None and site.record.shipped_digest != kept
 
 
 def _find_unknown(site: Site, skip: Collection[str]) -> tuple[dict[str, Identity], list[str]]:

@@ -32,6 +32,7 @@ from provisioner.provisioning.checks import (
     RecordFinding,
     check_install,
     commits_agree,
+    is_record_edited,
     peek_sources,
     read_build,
     read_torch,
@@ -224,6 +225,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     if differing:
         actions.append(InstallPackages(count=len(differing), reasons=differing))
     else:
+        _insist_on_shipped_rows(request, site, fresh=False)
         _insist_on_record(request, site)
     actions += _going(request, site)
     if steps:
@@ -358,6 +360,7 @@ def _count_packages(request: Request, python: str) -> int:
 
 def _prove_record(request: Request, site: Site, installation: Installation, reporter: Reporter) -> list[Action]:
     reporter.stage("check the installed files against RECORD")
+    _insist_on_shipped_rows(request, site, fresh=installation.is_fresh)
     if not installation.is_fresh:
         _insist_on_record(request, site)
         return []
@@ -368,10 +371,30 @@ def _prove_record(request: Request, site: Site, installation: Installation, repo
 
 
 def _insist_on_record(request: Request, site: Site) -> None:
-    """The sources alone, as on every run that installed nothing."""
+    """The sources, and the sizes of the rest, as on every run that installed nothing."""
     findings = peek_sources(site, skip=_judged_paths(request, site))
     if findings:
         raise _record_error(site, findings, fresh=False)
+
+
+def _insist_on_shipped_rows(request: Request, site: Site, *, fresh: bool) -> None:
+    """RECORD is the one that the receipt knows, unless another wheel was installed just now."""
+    receipt = read_receipt(site.state_dir)
+    if receipt is None or not is_record_edited(site, receipt):
+        return
+    if fresh and receipt.build.wheel_sha256 != request.lock.build.sha256:
+        return
+    raise ForeignBytesError(
+        "RECORD was edited since the install, so it proves nothing",
+        where=str(site.dist_info / "RECORD"),
+        expected=f"{receipt.record} for the rows of the wheel",
+        found=site.record.shipped_digest,
+        hints=(_remove_command(site),),
+    )
+
+
+def _remove_command(site: Site) -> str:
+    return f"rm -r {shlex.quote(str(site.prefix))}, then run the same command again"
 
 
 def _judged_paths(request: Request, site: Site) -> set[str]:
@@ -385,7 +408,7 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
     more = [f"and {len(findings) - 5} more"] if len(findings) > 5 else []
     error = HashMismatchError if fresh else ForeignBytesError
     clean = f"{shlex.quote(str(uv_room.find_binary()))} cache clean {site.distribution}"
-    remove = f"rm -r {shlex.quote(str(site.prefix))}, then run the same command again"
+    remove = _remove_command(site)
     hints = (f"{clean}: a file in uv's cache was changed in place", remove) if fresh else (remove,)
     return error(
         f"{count_text(len(findings), 'installed file is', 'installed files are')} not as RECORD says",
@@ -564,6 +587,7 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict) -> Recei
         torch_cuda=torch.cuda if torch else None,
         bare=request.bare,
         packages=_own_packages(request, site),
+        record=site.record.shipped_digest,
         verification=former.verification if former else None,
     )
 

@@ -17,6 +17,7 @@ from provisioner.provisioning.checks import (
     SourceCheck,
     check_sources,
     commits_agree,
+    is_record_edited,
     read_build,
     read_torch,
 )
@@ -214,6 +215,8 @@ def _receipt_problems(receipt: Receipt | None, commit: str | None, site: Site) -
         problems.append("there is no receipt: the environment was never proven")
     elif receipt.build.commit is not None and not commits_agree(commit, receipt.build.commit):
         problems.append(f"the build is of commit {commit}, the receipt's is of {receipt.build.commit}")
+    if is_record_edited(site, receipt):
+        problems.append("RECORD was edited since the install, so it proves nothing")
     return tuple(problems)
 
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 
 from provisioner.digests import Digest, digest_from_record, digest_of, digest_to_record
@@ -12,6 +12,8 @@ from provisioner.records import dataclass
 
 _HASH = re.compile(r"(sha256=[A-Za-z0-9_-]{43})?")
 _ROW_END = re.compile(r",((?:sha256=[A-Za-z0-9_-]{43})?+,[0-9]*+)\n")
+# Rows of a distribution's own folder that installers add.
+_INSTALLERS = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_build.json", "uv_cache.json"})
 _QUOTED = re.compile(r'"[^"]*"')
 
 
@@ -35,6 +37,18 @@ class Record:
     def text_digest(self) -> Digest:
         """The digest of the text: under the same one, every file has the same digest."""
         return digest_of(self.text.encode())
+
+    @property
+    def shipped_digest(self) -> Digest:
+        """The digest of the rows that come from the wheel, whatever their order: those with a hash, inside
+        site-packages, that no installer adds. The same after every install of a wheel."""
+        return digest_of("\n".join(sorted(filter(_is_shipped, self._lines()))).encode())
+
+    def _lines(self) -> Iterable[str]:
+        if isinstance(self.entries, _Entries):
+            return self.entries.lines()
+        rows = ((row, digest_to_record(row.digest) if row.digest else "") for row in self)
+        return (f"{row.path},{digest},{'' if row.size is None else row.size}" for row, digest in rows)
 
     def __contains__(self, path: str) -> bool:
         return path in self.entries
@@ -120,6 +134,9 @@ class _Entries(Mapping[str, RecordEntry]):
             size=int(size_field) if size_field else None,
         )
 
+    def lines(self) -> Iterable[str]:
+        return (f"{path},{rest}" for path, rest in self._fields.items())
+
     def size(self, path: str) -> int | None:
         size_field = self._fields.get(path, "").rpartition(",")[2]
         return int(size_field) if size_field else None
@@ -136,6 +153,14 @@ class _Entries(Mapping[str, RecordEntry]):
 
     def __len__(self) -> int:
         return len(self._fields)
+
+
+def _is_shipped(line: str) -> bool:
+    if line.startswith(("..", "/")):
+        return False
+    path, hash_field, _ = line.rsplit(",", 2)
+    folder, _, name = path.rpartition("/")
+    return bool(hash_field) and not (name in _INSTALLERS and folder.endswith(".dist-info"))
 
 
 def _refuse_row(hash_field: str, size_field: str, *, where: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.digests import digest_of
+from provisioner.digests import digest_of, digest_to_record
 from provisioner.errors import (
     BusyError,
     CannotObtainError,
@@ -23,6 +23,7 @@ from provisioner.errors import (
 from provisioner.patching.hold import hold_environment
 from provisioner.progress import Silence
 from provisioner.provisioning import execute
+from provisioner.provisioning.checks import check_files, check_sources
 from provisioner.provisioning.execute import plan_environment, provision
 from provisioner.provisioning.plan import ChangeFiles, CreateEnvironment, InstallPackages, WriteReceipt
 from provisioner.provisioning.preflight import check_disk
@@ -347,6 +348,36 @@ def test_status_and_check_see_another_version_of_a_package_and_one_that_is_gone(
     assert plan_environment(request, shop.uv).actions == (InstallPackages(count=1, reasons=("torch",)),)
     shutil.rmtree(other)
     assert read_status(shop.recipe, request.venv).problems == ("torch 2.13.0 is not what is installed",)
+
+
+def test_status_and_check_see_an_edit_that_record_was_made_to_agree_with(shop: Shop) -> None:
+    request = shop.request(series_of())
+    provision(request, shop.uv, Silence())
+    record, edited = shop.site_packages / "vllm-0.27.1.dist-info/RECORD", b"OTHER = 22\n"
+    lines = record.read_text().splitlines(keepends=True)
+    row = f"vllm/other.py,{digest_to_record(digest_of(edited))},{len(edited)}\n"
+    (shop.site_packages / "vllm/other.py").unlink()
+    (shop.site_packages / "vllm/other.py").write_bytes(edited)
+    kept = [line for line in lines if not line.startswith("vllm/other.py")]
+    for text in ("".join(kept), "".join([*kept, row])):
+        record.write_text(text)
+        for check in (check_sources, check_files):
+            problems = read_status(shop.recipe, request.venv, check).problems
+            assert problems == ("RECORD was edited since the install, so it proves nothing",)
+        with pytest.raises(ForeignBytesError, match="RECORD was edited"):
+            plan_environment(request, shop.uv)
+        with pytest.raises(ForeignBytesError, match="RECORD was edited"):
+            provision(request, shop.uv, Silence())
+
+
+def test_an_edited_record_is_seen_where_other_packages_are_installed_again(shop: Shop) -> None:
+    request = shop.request(series_of())
+    provision(request, shop.uv, Silence())
+    record = shop.site_packages / "vllm-0.27.1.dist-info/RECORD"
+    record.write_text("".join(line for line in record.read_text().splitlines(keepends=True) if "other" not in line))
+    shutil.rmtree(shop.site_packages / "torch-2.13.0.dist-info")
+    with pytest.raises(ForeignBytesError, match="RECORD was edited"):
+        provision(request, shop.uv, Silence())
 
 
 def test_revert_names_files_that_it_did_not_bring_back(shop: Shop) -> None:

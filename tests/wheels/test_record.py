@@ -87,3 +87,17 @@ def test_files_are_found_by_their_bytes() -> None:
     assert record.paths_of(digest_of(b"x")) == ("vllm/a.py", "vllm/a,b.py")
     assert record.paths_of(digest_of(b"z")) == ()
     assert Record(entries=dict(record.entries)).paths_of(digest_of(b"y")) == ("vllm/c.py",)
+
+
+def test_the_shipped_rows_have_the_same_digest_whatever_an_installer_adds():
+    def text(*paths: str) -> str:
+        return "".join(f"{path},{digest_to_record(digest_of(path.encode()))},1\n" for path in paths)
+
+    shipped = parse_record(text("v/a.py", "v/RECORD", "v-1.dist-info/METADATA") + "v-1.dist-info/RECORD,,\n")
+    rows = text("v-1.dist-info/METADATA", "v-1.dist-info/INSTALLER", "../../bin/v", "v/RECORD", "v/a.py")
+    installed = parse_record(rows + "v-1.dist-info/RECORD,,\nv/__pycache__/a.pyc,,\n")
+    assert installed.shipped_digest == shipped.shipped_digest
+    assert Record(entries=dict(shipped.entries)).shipped_digest == shipped.shipped_digest
+    for edited in ("v/a.py,,\n", text("v/b.py"), ""):
+        other = parse_record(text("v/RECORD", "v-1.dist-info/METADATA") + edited)
+        assert other.shipped_digest != shipped.shipped_digest
