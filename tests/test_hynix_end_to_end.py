@@ -278,6 +278,31 @@ def test_a_newer_lock_moves_an_environment_only_with_rebuild(
     assert answer(capsys)["actions"] == []
 
 
+def test_an_edited_file_outside_the_series_is_mended_by_rebuild_and_every_hint_says_so(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert machine.hynix() == 0
+    edited = machine.site_packages / "vllm" / "__init__.py"
+    shipped = edited.read_bytes()
+    edited.unlink()  # a hard link to what others use
+    edited.write_bytes(shipped + b"# mine\n")
+    capsys.readouterr()
+    for words in ((), ("--reapply-patches",), ("--dry-run",)):
+        assert machine.hynix(*words) == 5
+        assert "hint: run the same command with --rebuild, to replace it" in capsys.readouterr().err
+    assert machine.run("status", "hynix") == 1
+    assert f"hint: provision up hynix --venv {machine.venv} --rebuild\n" in capsys.readouterr().out
+    assert machine.hynix("--rebuild", "--dry-run") == 0
+    assert machine.hynix("--rebuild", "--check") == 1
+    assert edited.read_bytes() != shipped
+    assert machine.hynix("--rebuild") == 0
+    assert edited.read_bytes() == shipped
+    assert machine.run("status", "hynix") == 0
+    inode = machine.venv.stat().st_ino
+    assert machine.hynix("--rebuild") == 0
+    assert machine.venv.stat().st_ino == inode, "nothing is in the way any more"
+
+
 def test_an_older_lock_needs_downgrade_too(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.publish(NEWER, NEXT)
     assert machine.run("lock", "hynix", "--latest", "--index-url", machine.index.url) == 0

@@ -37,7 +37,9 @@ Keep = Annotated[bool, typer.Option("--keep-patches", help="Keep patches of your
 Bare = Annotated[bool, typer.Option("--bare", help="The wheel alone, without dependencies (for CI and patch work).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to make a lock on the first use.")]
-Rebuild = Annotated[bool, typer.Option("--rebuild", help="Replace an environment that holds another build.")]
+Rebuild = Annotated[
+    bool, typer.Option("--rebuild", help="Replace an environment that holds another build or edited files.")
+]
 Downgrade = Annotated[bool, typer.Option("--downgrade", help="Let --rebuild replace it by an older build.")]
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
 Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI address or number in bus order.")]
@@ -259,7 +261,7 @@ def _first_use(options: UpOptions, *, writes: bool) -> "FirstUse":
 
 
 def _choose_way(request: "Request", options: UpOptions) -> "Callable[..., Outcome]":
-    """How the request is carried out: in place, or by a rebuild where another build is in the way and may go."""
+    """How the request is carried out: in place, or by a rebuild where what is in the way may go."""
     from provisioner.provisioning.execute import provision
     from provisioner.provisioning.rebuild import rebuild_environment, settle_rebuild
 
@@ -278,14 +280,26 @@ def _choose_plan(request: "Request", options: UpOptions) -> "Callable[..., Envir
 
 
 def _is_replaced(request: "Request", options: UpOptions) -> bool:
-    """Whether another build is in the way and may go. Raises where it may not, being newer."""
-    from provisioner.provisioning.inspect import Installed, inspect_environment, is_other_build, refuse_downgrade
+    """Whether another build, or a file that somebody edited, is in the way and may go.
+
+    Raises where a build may not, being newer.
+    """
+    from provisioner.provisioning.execute import is_edited
+    from provisioner.provisioning.inspect import (
+        Installed,
+        inspect_environment,
+        is_other_build,
+        is_replaceable,
+        refuse_downgrade,
+    )
 
     if not options.rebuild:
         return False
     found = inspect_environment(request.venv, request.recipe.distribution, adopts=request.adopts)
-    if not isinstance(found, Installed) or not is_other_build(found.site, request.lock):
+    if not isinstance(found, Installed):
         return False
+    if not is_other_build(found.site, request.lock):
+        return is_replaceable(found.site) and is_edited(request, found.site)
     if not options.downgrade:
         refuse_downgrade(found.site, request.lock)
     return True

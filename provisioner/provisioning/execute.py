@@ -30,6 +30,7 @@ from provisioner.progress import Reporter
 from provisioner.provisioning.beside import patches_beside, save_texts
 from provisioner.provisioning.checks import (
     RecordFinding,
+    check_files,
     check_install,
     commits_agree,
     is_record_edited,
@@ -48,6 +49,7 @@ from provisioner.provisioning.inspect import (
     differing_packages,
     find_place,
     inspect_environment,
+    is_replaceable,
     is_whole,
     refuse_other_build,
     wanted_packages,
@@ -389,12 +391,22 @@ def _insist_on_shipped_rows(request: Request, site: Site, *, fresh: bool) -> Non
         where=str(site.dist_info / "RECORD"),
         expected=f"{receipt.record} for the rows of the wheel",
         found=site.record.shipped_digest,
-        hints=(_remove_command(site),),
+        hints=(_mend_command(site),),
     )
+
+
+def _mend_command(site: Site) -> str:
+    return "run the same command with --rebuild, to replace it" if is_replaceable(site) else _remove_command(site)
 
 
 def _remove_command(site: Site) -> str:
     return f"rm -r {shlex.quote(str(site.prefix))}, then run the same command again"
+
+
+def is_edited(request: Request, site: Site) -> bool:
+    """Whether RECORD, or any installed file outside the series, is not as it was installed; every file is read."""
+    edited = is_record_edited(site, read_receipt(site.state_dir))
+    return edited or bool(check_files(site, skip=_judged_paths(request, site)))
 
 
 def _judged_paths(request: Request, site: Site) -> set[str]:
@@ -408,8 +420,8 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
     more = [f"and {len(findings) - 5} more"] if len(findings) > 5 else []
     error = HashMismatchError if fresh else ForeignBytesError
     clean = f"{shlex.quote(str(uv_room.find_binary()))} cache clean {site.distribution}"
-    remove = _remove_command(site)
-    hints = (f"{clean}: a file in uv's cache was changed in place", remove) if fresh else (remove,)
+    mend = _remove_command(site) if fresh else _mend_command(site)
+    hints = (f"{clean}: a file in uv's cache was changed in place", mend) if fresh else (mend,)
     return error(
         f"{count_text(len(findings), 'installed file is', 'installed files are')} not as RECORD says",
         where=str(site.site_packages),

@@ -115,6 +115,12 @@ def differing_packages(site: Site, wanted: Mapping[str, str]) -> tuple[str, ...]
     return tuple(sorted(name for name, version in wanted.items() if not _is_installed(installed.get(name), version)))
 
 
+def is_replaceable(site: Site) -> bool:
+    """Whether a rebuild may replace the environment for files that somebody edited: not one that others made."""
+    owner = read_owner(site.state_dir)
+    return owner is not None and not owner.adopted
+
+
 def is_other_build(site: Site, lock: Lock) -> bool:
     """Whether the installed distribution is another build than the lock's.
 

@@ -29,6 +29,7 @@ from provisioner.provisioning.inspect import (
     Unfinished,
     differing_packages,
     inspect_environment,
+    is_replaceable,
 )
 from provisioner.provisioning.judging import applied_sources
 from provisioner.provisioning.series import pristine_only
@@ -129,12 +130,14 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
     receipt, build, torch = read_receipt(site.state_dir), read_build(site), read_torch(site.site_packages)
     patches = _judge(recipe, venv, site)
     found_torch = (torch.version, torch.cuda) if torch else (None, None)
+    wrong = check(site, skip=_patched(patches, receipt))
+    edited = bool(wrong) or is_record_edited(site, receipt)
     problems = (
         *_receipt_problems(receipt, build.commit, site),
         *_torch_problems(receipt, found_torch),
         *_package_problems(receipt, site),
         *_patch_problems(patches),
-        *_record_problems(check(site, skip=_patched(patches, receipt))),
+        *_record_problems(wrong),
     )
     return Status(
         recipe=recipe.name,
@@ -150,8 +153,15 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
         verification=_describe_verification(receipt, torch.version if torch else None) if receipt else None,
         patches=patches,
         problems=problems,
-        hints=_hints(recipe, venv, patches) if problems else (),
+        hints=(_hints_of_edits(recipe, venv, site) if edited else _hints(recipe, venv, patches)) if problems else (),
     )
+
+
+def _hints_of_edits(recipe: Recipe, venv: Path, site: Site) -> tuple[str, ...]:
+    """What mends files outside the series, and those of the series with them."""
+    if is_replaceable(site):
+        return (_up_command(recipe, venv, "--rebuild"),)
+    return (f"rm -r {shlex.quote(str(venv))}, then {_up_command(recipe, venv)}",)
 
 
 def _hints(recipe: Recipe, venv: Path, patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:

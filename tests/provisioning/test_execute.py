@@ -28,7 +28,7 @@ from provisioner.provisioning.execute import plan_environment, provision
 from provisioner.provisioning.plan import ChangeFiles, CreateEnvironment, InstallPackages, WriteReceipt
 from provisioner.provisioning.preflight import check_disk
 from provisioner.provisioning.revert import revert
-from provisioner.provisioning.state import read_owner, read_receipt, state_of
+from provisioner.provisioning.state import Owner, read_owner, read_receipt, state_of, write_owner
 from provisioner.provisioning.status import read_status
 from provisioner.recipe import PatchPolicy, parse_recipe
 from tests.provisioning.shop import BOUNDS, FILES, NEW_FILE, OPS, RECIPE, TORCH, Shop, series_of
@@ -113,8 +113,13 @@ def test_an_edit_outside_the_series_is_found(shop: Shop) -> None:
     request = shop.request(SERIES)
     provision(request, shop.uv, Silence())
     (shop.site_packages / "vllm/other.py").write_bytes(b"OTHER = 2\n")
-    with pytest.raises(ForeignBytesError, match="1 installed file is not as RECORD says"):
+    with pytest.raises(ForeignBytesError, match="1 installed file is not as RECORD says") as caught:
         provision(request, shop.uv, Silence())
+    assert caught.value.hints == ("run the same command with --rebuild, to replace it",)
+    write_owner(state_of(request.venv), Owner(recipe="r", tool="t", adopted=True))
+    with pytest.raises(ForeignBytesError) as adopted:
+        provision(request, shop.uv, Silence())
+    assert adopted.value.hints[0].startswith(f"rm -r {request.venv}")
 
 
 def test_a_patch_that_does_not_apply_leaves_the_files_as_shipped(shop: Shop) -> None:
@@ -306,7 +311,8 @@ def test_status_and_check_see_an_edit_outside_every_patch(shop: Shop) -> None:
     assert status.problems == ("vllm/other.py is missing",)
     with pytest.raises(ForeignBytesError) as caught:
         plan_environment(request, shop.uv)
-    assert caught.value.hints[0].startswith("rm -r ")
+    assert caught.value.hints == ("run the same command with --rebuild, to replace it",)
+    assert status.hints == (f"provision up {shop.recipe.name} --venv {request.venv} --rebuild",)
 
 
 NOT_NEEDED = """
