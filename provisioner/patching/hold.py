@@ -1,5 +1,6 @@
 """One process at a time in an environment: an advisory lock whose file says who holds it."""
 
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +19,11 @@ from provisioner.records import dataclass
 LOCK_NAME = "lock"
 _POLL_SECONDS = 0.05
 _COMMAND_LIMIT = 300
+_FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+class ReadOnlyError(RestoredError):
+    """The lock file may not be written by this user or on this file system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,8 @@ def hold_environment(
     ``on_wait`` is called once, with the holder where it is known, before waiting. The lock is the kernel's (flock): it
     ends with its process, however that dies. The file is never removed, since removing a lock file lets two hold it.
 
-    Raises BusyError, naming the holder, after ``wait_seconds``; RestoredError where the lock file cannot be made.
+    Raises BusyError, naming the holder, after ``wait_seconds``; RestoredError where the lock file cannot be made, which
+    is a ReadOnlyError where that is forbidden.
     """
     descriptor = _open_lock(state_dir)
     try:
@@ -82,7 +89,8 @@ def _open_lock(state_dir: Path) -> int:
         state_dir.mkdir(parents=True, exist_ok=True)
         return os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise RestoredError(
+        kind = ReadOnlyError if error.errno in _FORBIDDEN else RestoredError
+        raise kind(
             f"the environment cannot be locked: {error.strerror}; nothing was written",
             where=str(state_dir / LOCK_NAME),
             hints=(f"run the command as the owner of {state_dir.parent}, on a file system that can be written",),

@@ -20,7 +20,7 @@ from provisioner.environment.uv import VenvLayout
 from provisioner.errors import EnvironmentConflictError, ForeignBytesError, HashMismatchError, ProvisionError
 from provisioner.patching.diff import print_patch
 from provisioner.patching.gather import gather_facts, shipped_facts
-from provisioner.patching.hold import Holder, hold_environment
+from provisioner.patching.hold import Holder, ReadOnlyError, hold_environment
 from provisioner.patching.leftover import is_interrupted
 from provisioner.patching.model import FileFacts, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.plan import make_plan, steps_to
@@ -155,10 +155,21 @@ def plan_environment(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
 def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
     """Make the environment as its recipe says and prove it; a second run finds nothing to do.
 
-    Raises a ProvisionError whose class says whether nothing was done, everything was restored, or not.
+    Where nothing is to be done, an environment that may not be written is as good as any. Raises a ProvisionError whose
+    class says whether nothing was done, everything was restored, or not.
     """
     _look_first(request)
     _make_place(request.venv)
+    try:
+        return _provision_held(request, uv, reporter)
+    except ReadOnlyError:
+        settled = _find_settled(request, uv)
+        if settled is None:
+            raise
+        return settled
+
+
+def _provision_held(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
     with _held(request.venv, reporter):
         found = _inspect(request)
         recovered, installation = _recover(found, reporter), _install(request, found, uv, reporter)
@@ -167,11 +178,24 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
         actions += _prove_record(request, site, installation, reporter)
         changed, verdict = _patch(request, site, reporter)
         actions += changed
-        receipt = _make_receipt(request, site, verdict)
+        standing = None if installation.is_fresh else read_receipt(site.state_dir)
+        receipt = _make_receipt(request, site, verdict, standing)
         if not is_receipt_current(read_receipt(site.state_dir), receipt):
             write_receipt(site.state_dir, receipt)
             actions.append(WriteReceipt())
     return Outcome(receipt=receipt, verdict=verdict, actions=tuple(actions))
+
+
+def _find_settled(request: Request, uv: uv_room.Uv) -> Outcome | None:
+    """What a run over an environment gives that needs nothing, only read; None where something is to be done."""
+    receipt = read_receipt(state_of(request.venv))
+    if receipt is None:
+        return None
+    plan = plan_environment(request, uv)
+    if plan:
+        return None
+    _prove_build(request, find_site(request.venv, request.recipe.distribution))
+    return Outcome(receipt=receipt, verdict=plan.verdict, actions=())
 
 
 def _look_first(request: Request) -> None:
@@ -232,7 +256,8 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     actions += _going(request, site)
     if steps:
         actions.append(ChangeFiles(steps=steps))
-    if not is_receipt_current(read_receipt(site.state_dir), _make_receipt(request, site, verdict)):
+    standing = read_receipt(site.state_dir)
+    if not is_receipt_current(standing, _make_receipt(request, site, verdict, standing)):
         actions.append(WriteReceipt())
     return EnvironmentPlan(actions=tuple(actions), verdict=verdict, final=dict(verdict.final_digests))
 
@@ -577,7 +602,10 @@ def _prove_variant(site: Site, locked: LockedBuild) -> None:
         )
 
 
-def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict) -> Receipt:
+def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict, standing: Receipt | None) -> Receipt:
+    """``standing`` is the receipt of packages that stand as they were; None where they were installed anew."""
+    whole = standing if standing is not None and standing.lock_digest and not standing.bare else None
+    kept = whole if request.bare else None  # the dependencies that a bare run leaves alone stay what they are
     locked, torch, former = request.lock.build, read_torch(site.site_packages), read_receipt(site.state_dir)
     return Receipt(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -593,12 +621,12 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict) -> Recei
         patches=_applied_patches(request, verdict),
         recipe=request.recipe.name,
         recipe_digest=request.recipe.digest,
-        lock_digest=request.lock.digest,
+        lock_digest=kept.lock_digest if kept else request.lock.digest,
         python=site.python,
         torch=torch.version if torch else None,
         torch_cuda=torch.cuda if torch else None,
-        bare=request.bare,
-        packages=_own_packages(request, site),
+        bare=request.bare and kept is None,
+        packages=kept.packages if kept else _own_packages(request, site),
         record=site.record.shipped_digest,
         verification=former.verification if former else None,
     )

@@ -1,5 +1,6 @@
 """The main job end to end over a small wheel: every state it can find, every way it can fail."""
 
+import errno
 import os
 import shutil
 from dataclasses import replace
@@ -20,7 +21,7 @@ from provisioner.errors import (
     ResolutionError,
     RestoredError,
 )
-from provisioner.patching.hold import hold_environment
+from provisioner.patching.hold import LOCK_NAME, hold_environment
 from provisioner.progress import Silence
 from provisioner.provisioning import execute
 from provisioner.provisioning.checks import check_files, check_sources
@@ -65,6 +66,54 @@ def test_second_run_changes_nothing(shop: Shop) -> None:
     assert provision(request, shop.uv, Silence()).actions == ()
     assert not plan_environment(request, shop.uv)
     assert snapshot(shop.folder / "venv") == before
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_an_environment_that_may_not_be_written_does_where_nothing_is_to_be_done(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    request, lock_file = shop.request(SERIES), state_of(shop.folder / "venv") / LOCK_NAME
+    made = provision(request, shop.uv, Silence())
+    forbid_writing(lock_file, monkeypatch, number)
+    again = provision(request, shop.uv, Silence())
+    assert (again.receipt, again.actions) == (made.receipt, ())
+    with pytest.raises(RestoredError, match="cannot be locked"):
+        provision(replace(request, series=series_of(BOUNDS)), shop.uv, Silence())
+    assert (shop.site_packages / "vllm/added.py").exists()
+
+
+def forbid_writing(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As a file system does that may only be read, which no test can mount."""
+    real = os.open
+
+    def refuse(name: str | Path, flags: int, *rest: int, **more: int) -> int:
+        if Path(name) == path and flags & os.O_RDWR:
+            raise OSError(number, os.strerror(number))
+        return real(name, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def test_a_bare_wish_is_content_with_a_full_environment(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    full = provision(request, shop.uv, Silence())
+    bare = replace(request, bare=True)
+    assert not plan_environment(bare, shop.uv)
+    assert provision(bare, shop.uv, Silence()).actions == ()
+    assert read_receipt(state_of(request.venv)) == full.receipt
+    # Another series is written down, and the packages stay what they are.
+    other = provision(replace(bare, series=series_of(BOUNDS)), shop.uv, Silence()).receipt
+    assert (other.bare, other.packages, other.lock_digest) == (False, full.receipt.packages, full.receipt.lock_digest)
+    assert [patch.id for patch in other.patches] == ["p1"]
+
+
+def test_a_bare_run_that_installs_anew_is_bare(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    for folder in shop.site_packages.glob("vllm*"):
+        shutil.rmtree(folder)
+    made = provision(replace(request, bare=True), shop.uv, Silence()).receipt
+    assert (made.bare, made.packages, made.torch) == (True, {}, None)
 
 
 def test_a_dry_run_writes_nothing_and_shows_the_final_digests(shop: Shop) -> None:
