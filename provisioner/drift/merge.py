@@ -85,15 +85,32 @@ def _add_costs(costs: Iterable[Cost]) -> Cost:
 
 
 def _refuse_contradictions(parts: Sequence[Part]) -> None:
-    lines = sorted({*_contradicting_cells(parts), *_contradicting_turns(parts)})
+    lines = sorted({*_contradicting_names(parts), *_contradicting_cells(parts), *_contradicting_turns(parts)})
     if lines:
         raise InvalidReportError(
             "the reports contradict one another",
             where=", ".join(dict.fromkeys(part.name for part in parts)),
-            expected="one answer for each recipe, patch and build",
+            expected="one file for each build, and one answer for each recipe, patch and build",
             found="\n".join(lines),
             hints=("judge all parts again, with the same patches and the same tool",),
         )
+
+
+def _contradicting_names(parts: Sequence[Part]) -> Iterator[str]:
+    """One build under two file names: its columns would stand beside one another as if they were two builds."""
+    first: dict[tuple[object, ...], tuple[str, str]] = {}
+    for part in parts:
+        for build in (column.build for column in part.report.columns):
+            key = (build.version, build.commit, build.variant, _machine_of(build.filename))
+            name, known = first.setdefault(key, (part.name, build.filename))
+            if name != part.name and known != build.filename:
+                yield f"{build.label}: {known} in {name}, {build.filename} in {part.name}"
+
+
+def _machine_of(filename: str) -> str:
+    """The architecture of a wheel's platform tag, whatever libc it asks for."""
+    platform = filename.removesuffix(".whl").rpartition("-")[2]
+    return next((machine for machine in ("x86_64", "aarch64") if platform.endswith(machine)), platform)
 
 
 def _contradicting_cells(parts: Sequence[Part]) -> Iterator[str]:

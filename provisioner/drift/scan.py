@@ -235,7 +235,9 @@ def _column(
 ) -> Column:
     found = item if isinstance(item, _Unread) else judged[item.key]
     if isinstance(found, tuple):
-        return Column(build=item.build, recipes=names, cells=found)
+        # A recipe without patches has nothing that could be judged.
+        judged_names = tuple(sorted({cell.recipe for cell in found}))
+        return Column(build=item.build, recipes=judged_names, cells=found)
     why = found.failure if isinstance(found, _Unread) else str(found)
     return Column(build=item.build, recipes=(), cells=(), unread=tuple(Unread(recipe=name, why=why) for name in names))
 

@@ -33,6 +33,7 @@ from provisioner.errors import InvalidReportError
 from provisioner.patching.model import FileFacts
 from provisioner.patching.series import judge_series
 from provisioner.progress import Silence
+from provisioner.provisioning.series import RecipeSeries
 from provisioner.recipe import PatchPolicy
 from tests.drift.builds import HISTORY, PATCH, subject
 from tests.support.index_server import IndexServer, Mood
@@ -206,6 +207,58 @@ def test_a_report_that_lacks_anything_is_refused(settings):
     assert taken == []
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (("builds",), "a report of no build"),
+        (("builds", 0, "patches"), "a recipe that was judged without a patch"),
+        (("builds", 0, "patches", 0, "files"), "a patch of no file"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else "",
+)
+def test_lists_that_no_run_leaves_empty_are_refused(settings, tmp_path, capsys, path, said):
+    values = with_value(json.loads(print_report_json(judge(settings, [subject()], "pypi:<1.2"))), path, [])
+    assert main(["drift", "--merge", *write(tmp_path, json.dumps(values))]) == 3
+    assert said in capsys.readouterr().err
+
+
+def test_a_build_on_which_nothing_was_judged_is_refused(settings):
+    values = json.loads(print_report_json(judge(settings, [subject()], "pypi:1.1")))
+    values = with_value(with_value(values, ("builds", 0, "patches"), []), ("builds", 0, "recipes"), [])
+    with pytest.raises(InvalidReportError, match="nothing was judged"):
+        parse_report(json.dumps(values), where="x")
+
+
+def test_a_recipe_without_patches_is_none_that_was_judged(settings):
+    empty = Subject(name="empty", series_for=lambda _: RecipeSeries(patches=(), policies={}), responses={})
+    report = judge(settings, [subject(), empty], "pypi:1.1")
+    assert report.columns[0].recipes == ("small",)
+    assert parse_report(print_report_json(report), where="x") == report
+
+
+def test_one_build_under_two_file_names_is_refused(settings):
+    report = judge(settings, [subject()], "pypi:1.1")
+
+    def named(filename: str) -> DriftReport:
+        (column,) = report.columns
+        return replace(report, columns=(replace(column, build=replace(column.build, filename=filename)),))
+
+    with pytest.raises(InvalidReportError, match="contradict") as caught:
+        merge(named("vllm-1.1-cp38-abi3-manylinux1_x86_64.whl"), named("vllm-1.1-cp38-abi3-manylinux_2_31_x86_64.whl"))
+    assert str(caught.value.found).startswith("1.1: vllm-1.1-cp38-abi3-manylinux1_x86_64.whl in 0.json, ")
+    both = merge(named("vllm-1.1-cp38-abi3-manylinux1_x86_64.whl"), named("vllm-1.1-cp38-abi3-manylinux1_aarch64.whl"))
+    assert len(both.columns) == 2
+
+
+def with_value(values: Any, path: tuple[Any, ...], value: Any) -> Any:
+    copy = json.loads(json.dumps(values))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return copy
+
+
 def is_taken(values: Any) -> bool:
     try:
         parse_report(json.dumps(values), where="x")
@@ -340,7 +393,7 @@ def test_merging_is_commutative_associative_and_idempotent(a, b, c):
 
 
 @examples(max_examples=60, deadline=None)
-@given(reports)
+@given(reports.filter(lambda report: report.columns))
 def test_parsing_undoes_printing(report):
     assert parse_report(print_report_json(report), where="x") == report
 

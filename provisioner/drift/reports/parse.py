@@ -60,6 +60,8 @@ def _parse_report(table: Table) -> DriftReport:
         bisections=tuple(_parse_bisection(entry) for entry in _tables(table, "bisections")),
     )
     table.close()
+    if not report.columns and not report.bisections:
+        raise table.fail("a report of no build", "builds")
     for key, found in describe_findings(report).items():
         if findings[key] != found:
             raise table.fail("this does not follow from the builds", key)
@@ -87,6 +89,10 @@ def _parse_column(table: Table) -> Column:
     )
     if stray := sorted({cell.recipe for cell in column.cells}.difference(column.recipes)):
         raise table.fail("a patch of a recipe that was not judged", "patches", found=", ".join(stray))
+    if bare := sorted(set(column.recipes).difference(cell.recipe for cell in column.cells)):
+        raise table.fail("a recipe that was judged without a patch", "recipes", found=", ".join(bare))
+    if not column.cells and not column.unread:
+        raise table.fail("a build on which nothing was judged", "patches")
     return column
 
 
@@ -186,6 +192,8 @@ def _parse_verdict(table: Table) -> PatchVerdict:
         same_as=table.take_optional("same_as", str),
     )
     table.close()
+    if not verdict.files:
+        raise table.fail("a patch of no file", "files")
     return verdict
 
 
