@@ -93,5 +93,6 @@ def _lines(status: "Status") -> list[str]:
             f"  patch        {patch.id}: {patch.verdict} ({patch.policy})" + (f" - {patch.why}" if patch.why else "")
         )
     lines += [f"  problem      {problem}" for problem in status.problems]
+    lines += [f"  note         {note}" for note in status.notes]
     lines += [f"hint: {hint}" for hint in status.hints]
     return lines

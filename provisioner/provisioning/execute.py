@@ -79,6 +79,7 @@ from provisioner.provisioning.state import (
     write_owner,
     write_receipt,
 )
+from provisioner.provisioning.unlisted import find_unlisted, removal_of
 from provisioner.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.recipe import Recipe
 from provisioner.records import dataclass
@@ -252,6 +253,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
         actions.append(InstallPackages(count=len(differing), reasons=differing))
     else:
         _insist_on_shipped_rows(request, site, fresh=False)
+        _refuse_shadowing(request, site)
         _insist_on_record(request, site)
     actions += _going(request, site)
     if steps:
@@ -388,6 +390,7 @@ def _count_packages(request: Request, python: str) -> int:
 def _prove_record(request: Request, site: Site, installation: Installation, reporter: Reporter) -> list[Action]:
     reporter.stage("check the installed files against RECORD")
     _insist_on_shipped_rows(request, site, fresh=installation.is_fresh)
+    _refuse_shadowing(request, site)
     if not installation.is_fresh:
         _insist_on_record(request, site)
         return []
@@ -422,6 +425,18 @@ def _insist_on_shipped_rows(request: Request, site: Site, *, fresh: bool) -> Non
 
 def _mend_command(site: Site) -> str:
     return "run the same command with --rebuild, to replace it" if is_replaceable(site) else _remove_command(site)
+
+
+def _refuse_shadowing(request: Request, site: Site) -> None:
+    unlisted = find_unlisted(site, _judged_paths(request, site))
+    if unlisted.shadowing:
+        count = count_text(len(unlisted.shadowing), "unlisted file")
+        raise ForeignBytesError(
+            f"{count} would be imported instead of {site.distribution}'s own",
+            where=str(site.site_packages),
+            found="\n".join(unlisted.shadowing),
+            hints=(removal_of(site, unlisted),),
+        )
 
 
 def _remove_command(site: Site) -> str:

@@ -34,6 +34,7 @@ from provisioner.provisioning.inspect import (
 from provisioner.provisioning.judging import applied_sources
 from provisioner.provisioning.series import pristine_only
 from provisioner.provisioning.state import objects_of, read_receipt, state_of
+from provisioner.provisioning.unlisted import Unlisted, find_unlisted, removal_of
 from provisioner.receipt import Receipt
 from provisioner.recipe import PatchPolicy, Recipe
 from provisioner.records import dataclass
@@ -68,7 +69,7 @@ class PatchStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The whole answer; ``proven`` only where nothing contradicts the recipe."""
+    """The whole answer; ``proven`` only where nothing contradicts the recipe. ``notes`` are remarks that do not."""
 
     recipe: str
     venv: Path
@@ -83,6 +84,7 @@ class Status:
     verification: str | None = None
     patches: tuple[PatchStatus, ...] = ()
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
 
     @property
@@ -130,14 +132,17 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
     receipt, build, torch = read_receipt(site.state_dir), read_build(site), read_torch(site.site_packages)
     patches = _judge(recipe, venv, site)
     found_torch = (torch.version, torch.cuda) if torch else (None, None)
-    wrong = check(site, skip=_patched(patches, receipt))
+    answered = _patched(patches, receipt)
+    wrong, unlisted = check(site, skip=answered), find_unlisted(site, answered)
     edited = bool(wrong) or is_record_edited(site, receipt)
+    mending = _hints_of_edits(recipe, venv, site) if edited else _hints(recipe, venv, patches)
     problems = (
         *_receipt_problems(receipt, build.commit, site),
         *_torch_problems(receipt, found_torch),
         *_package_problems(receipt, site),
         *_patch_problems(patches),
         *_record_problems(wrong),
+        *_shadow_problems(unlisted),
     )
     return Status(
         recipe=recipe.name,
@@ -153,7 +158,8 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
         verification=_describe_verification(receipt, torch.version if torch else None) if receipt else None,
         patches=patches,
         problems=problems,
-        hints=(_hints_of_edits(recipe, venv, site) if edited else _hints(recipe, venv, patches)) if problems else (),
+        notes=_unlisted_notes(unlisted),
+        hints=(*_removal_hints(site, unlisted), *mending) if problems else (),
     )
 
 
@@ -162,6 +168,10 @@ def _hints_of_edits(recipe: Recipe, venv: Path, site: Site) -> tuple[str, ...]:
     if is_replaceable(site):
         return (_up_command(recipe, venv, "--rebuild"),)
     return (f"rm -r {shlex.quote(str(venv))}, then {_up_command(recipe, venv)}",)
+
+
+def _removal_hints(site: Site, unlisted: Unlisted) -> tuple[str, ...]:
+    return (removal_of(site, unlisted),) if unlisted.shadowing else ()
 
 
 def _hints(recipe: Recipe, venv: Path, patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
@@ -199,6 +209,18 @@ def _answers(patch: PatchStatus) -> bool:
 def _record_problems(wrong: tuple[RecordFinding, ...]) -> tuple[str, ...]:
     shown = [f"{item.path} is {'missing' if item.found is None else 'not as shipped'}" for item in wrong[:5]]
     return (*shown, *([f"and {count_text(len(wrong) - 5, 'more file')}"] if len(wrong) > 5 else []))
+
+
+def _shadow_problems(unlisted: Unlisted) -> tuple[str, ...]:
+    return tuple(
+        f"{path} is not of the distribution, and Python prefers it to a module that is" for path in unlisted.shadowing
+    )
+
+
+def _unlisted_notes(unlisted: Unlisted) -> tuple[str, ...]:
+    found = unlisted.others
+    shown = [f"{path} is neither of the distribution nor of a patch" for path in found[:5]]
+    return (*shown, *([f"and {count_text(len(found) - 5, 'more such file')}"] if len(found) > 5 else []))
 
 
 def _describe_verification(receipt: Receipt, torch: str | None) -> str | None:

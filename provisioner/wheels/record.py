@@ -13,7 +13,9 @@ from provisioner.records import dataclass
 _HASH = re.compile(r"(sha256=[A-Za-z0-9_-]{43})?")
 _ROW_END = re.compile(r",((?:sha256=[A-Za-z0-9_-]{43})?+,[0-9]*+)\n")
 # Rows of a distribution's own folder that installers add.
-_INSTALLERS = frozenset({"INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_build.json", "uv_cache.json"})
+_INSTALLERS = re.compile(
+    r"^[^/]+\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_build\.json|uv_cache\.json),"
+)
 _QUOTED = re.compile(r'"[^"]*"')
 
 
@@ -42,13 +44,9 @@ class Record:
     def shipped_digest(self) -> Digest:
         """The digest of the rows that come from the wheel, whatever their order: those with a hash, inside
         site-packages, that no installer adds. The same after every install of a wheel."""
-        return digest_of("\n".join(sorted(filter(_is_shipped, self._lines()))).encode())
-
-    def _lines(self) -> Iterable[str]:
-        if isinstance(self.entries, _Entries):
-            return self.entries.lines()
-        rows = ((row, digest_to_record(row.digest) if row.digest else "") for row in self)
-        return (f"{row.path},{digest},{'' if row.size is None else row.size}" for row, digest in rows)
+        rows = self.entries.rows() if isinstance(self.entries, _Entries) else map(_fields_of, self)
+        lines = [f"{path},{rest}" for path, rest in rows if rest[0] != "," and path[:1] != "/" and path[:2] != ".."]
+        return digest_of("\n".join(sorted(line for line in lines if not _is_installers(line))).encode())
 
     def __contains__(self, path: str) -> bool:
         return path in self.entries
@@ -134,8 +132,9 @@ class _Entries(Mapping[str, RecordEntry]):
             size=int(size_field) if size_field else None,
         )
 
-    def lines(self) -> Iterable[str]:
-        return (f"{path},{rest}" for path, rest in self._fields.items())
+    def rows(self) -> Iterable[tuple[str, str]]:
+        """Each path with hash and size as written."""
+        return self._fields.items()
 
     def size(self, path: str) -> int | None:
         size_field = self._fields.get(path, "").rpartition(",")[2]
@@ -155,12 +154,13 @@ class _Entries(Mapping[str, RecordEntry]):
         return len(self._fields)
 
 
-def _is_shipped(line: str) -> bool:
-    if line.startswith(("..", "/")):
-        return False
-    path, hash_field, _ = line.rsplit(",", 2)
-    folder, _, name = path.rpartition("/")
-    return bool(hash_field) and not (name in _INSTALLERS and folder.endswith(".dist-info"))
+def _fields_of(row: RecordEntry) -> tuple[str, str]:
+    digest = digest_to_record(row.digest) if row.digest else ""
+    return row.path, f"{digest},{'' if row.size is None else row.size}"
+
+
+def _is_installers(line: str) -> bool:
+    return ".dist-info/" in line and _INSTALLERS.search(line) is not None
 
 
 def _refuse_row(hash_field: str, size_field: str, *, where: str) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -433,6 +434,26 @@ def test_an_edited_record_is_seen_where_other_packages_are_installed_again(shop:
     shutil.rmtree(shop.site_packages / "torch-2.13.0.dist-info")
     with pytest.raises(ForeignBytesError, match="RECORD was edited"):
         provision(request, shop.uv, Silence())
+
+
+def test_status_and_check_see_what_would_be_imported_instead_of_a_listed_module(shop: Shop) -> None:
+    request = shop.request(SERIES)
+    provision(request, shop.uv, Silence())
+    assert read_status(shop.recipe, request.venv).notes == ()
+    package = shop.site_packages / "vllm/ops/__init__.py"
+    package.parent.mkdir()
+    package.write_text("")
+    (shop.site_packages / "vllm/extra.py").write_text("")
+    status = read_status(shop.recipe, request.venv)
+    shown = "vllm/ops/__init__.py is not of the distribution, and Python prefers it to a module that is"
+    assert shown in status.problems
+    assert status.notes == ("vllm/extra.py is neither of the distribution nor of a patch",)
+    for run in (plan_environment, partial(provision, reporter=Silence())):
+        with pytest.raises(ForeignBytesError, match="would be imported instead") as caught:
+            run(request, shop.uv)
+        assert caught.value.hints == (f"rm {package}",)
+    package.unlink()
+    assert provision(request, shop.uv, Silence()).actions == ()
 
 
 def test_revert_names_files_that_it_did_not_bring_back(shop: Shop) -> None:
