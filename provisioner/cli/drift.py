@@ -1,6 +1,7 @@
 """``provision drift``."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
     from provisioner.drift.builds import Builds
-    from provisioner.drift.history import Witness
+    from provisioner.drift.history import CloneHistory, Witness
     from provisioner.drift.model import Bisection, DriftReport
     from provisioner.drift.scan import Subject
     from provisioner.wheels.names import Candidate
@@ -102,7 +103,7 @@ def drift(
     task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url, history)
     with open_reporter() as reporter:
         reporter.stage(f"judge {count_text(len(task.builds.found), 'build')}")
-        for line in task.builds.missing:
+        for line in (*task.builds.missing, *task.remarks):
             reporter.warn(line)
         if bisect is not None:
             return _finish_bisection(_bisect(task, *bisect, reporter), wanted, output)
@@ -117,6 +118,7 @@ class _Task:
     settings: "IndexSettings"
     against: tuple[str, ...]
     witness: "Witness | None"
+    remarks: tuple[str, ...]
 
 
 def _refuse_questions(asked: dict[str, object]) -> None:
@@ -189,15 +191,30 @@ def _prepare(
     # The engine is loaded while the index answers.
     Thread(target=import_module, args=("provisioner.drift.subjects",), daemon=True).start()
     builds = find_builds(against, settings, last=last, variant=build_variant)
+    from provisioner.drift.history import open_clone
     from provisioner.drift.subjects import recipe_subjects
 
+    clone = open_clone(history) if history is not None else None
     return _Task(
         subjects=(*recipe_subjects(chosen, texts), *own),
         builds=builds,
         settings=settings,
         against=tuple(against),
-        witness=_witness(against, history, settings),
+        witness=_witness(against, clone, settings),
+        remarks=tuple(_doubt(clone, builds)) if clone is not None else (),
     )
+
+
+def _doubt(clone: "CloneHistory", builds: "Builds") -> "Iterator[str]":
+    """What to say of a clone that can tell nothing of any build."""
+    from provisioner.drift.scan import build_of
+
+    if not any(clone.knows(build_of(candidate)) for candidate in builds.found):
+        fetch = shlex.join(["git", "-C", str(clone.folder), "fetch", "--tags"])
+        yield (
+            f"--history {clone.folder} has neither commit nor tag of any of these builds, so it tells nothing: is it a "
+            f"clone of vLLM? If so: {fetch}"
+        )
 
 
 def _parse_frozen(texts: list[str]) -> "dict[str, Version]":
@@ -208,14 +225,14 @@ def _parse_frozen(texts: list[str]) -> "dict[str, Version]":
     return parse_frozen(texts)
 
 
-def _witness(against: list[str], history: Path | None, settings: "IndexSettings") -> "Witness | None":
+def _witness(against: list[str], clone: "CloneHistory | None", settings: "IndexSettings") -> "Witness | None":
     """A clone, where there is one, then the lists of commits that were given."""
-    from provisioner.drift.history import CloneHistory, ask_first_to_know, listed_history, open_clone
+    from provisioner.drift.history import CloneHistory, ask_first_to_know, listed_history
     from provisioner.wheels.source import CommitFileSpec, parse_spec, read_commit_list
 
     witnesses: list[Witness] = []
-    if history is not None:
-        witnesses.append(open_clone(history))
+    if clone is not None:
+        witnesses.append(clone)
     elif settings.clone is not None:
         witnesses.append(CloneHistory(settings.clone))
     specs = (parse_spec(text) for text in against)

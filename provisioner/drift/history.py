@@ -47,16 +47,16 @@ class CloneHistory:
     """
 
     def __init__(self, clone: Path) -> None:
-        self._clone = clone
+        self.folder = clone
         self._find = lru_cache(maxsize=None)(self._find_commit)
 
     def __call__(self, commit: str, build: Build) -> Ancestry:
         if self._find(commit) is None:
             return Ancestry(is_ancestor=None, why=f"the clone does not have {commit[:10]}")
-        own = self._find(build.commit or f"refs/tags/v{build.version.public}")
+        own = self._own(build)
         if own is None:
             return Ancestry(is_ancestor=None, why="the clone has neither commit nor tag of this build")
-        done = run_git(self._clone, "merge-base", "--is-ancestor", commit, own)
+        done = run_git(self.folder, "merge-base", "--is-ancestor", commit, own)
         if done is None or done.returncode not in (0, 1):
             why = "git did not answer" if done is None else done.stderr.strip()
             return Ancestry(is_ancestor=None, why=f"the clone: {why}")
@@ -64,8 +64,15 @@ class CloneHistory:
             return Ancestry(is_ancestor=None, why="the clone is shallow: its history is cut off")
         return Ancestry(is_ancestor=done.returncode == 0)
 
+    def knows(self, build: Build) -> bool:
+        """Whether the clone has the commit or the tag of a build."""
+        return self._own(build) is not None
+
+    def _own(self, build: Build) -> str | None:
+        return self._find(build.commit or f"refs/tags/v{build.version.public}")
+
     def _find_commit(self, name: str) -> str | None:
-        done = run_git(self._clone, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        done = run_git(self.folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         found = done.stdout.strip() if done is not None and done.returncode == 0 else ""
         # A branch may have a name that looks like a commit.
         is_meant = bool(found) and (name.startswith("refs/") or found.startswith(name))
@@ -73,7 +80,7 @@ class CloneHistory:
 
     @cached_property
     def _is_cut_off(self) -> bool:
-        done = run_git(self._clone, "rev-parse", "--is-shallow-repository")
+        done = run_git(self.folder, "rev-parse", "--is-shallow-repository")
         return done is None or done.stdout.strip() != "false"
 
 

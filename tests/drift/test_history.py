@@ -231,6 +231,14 @@ def test_the_command_asks_a_clone_and_the_order_of_commits(tmp_path, upstream, m
         known = capsys.readouterr().out
         assert main([*words, "--against", f"commit:{upstream.merge}"]) == 0
         unknown = capsys.readouterr().out
+        # A repository that is none of upstream's.
+        git(tmp_path, "init", "--quiet", "other")
+        other = ["--history", str(tmp_path / "other")]
+        commits_of_both = ["--against", f"commit:{upstream.merge}", "--against", f"commit:{upstream.after}"]
+        assert main([*words, *commits_of_both, *other]) == 1
+        assert capsys.readouterr().err.count("has neither commit nor tag of any of these builds") == 1
+        assert main([*words, *commits_of_both, "--history", str(upstream.folder)]) == 1
+        assert "neither commit nor tag" not in capsys.readouterr().err
         assert main([*words, "--against", f"commit:{upstream.merge}", "--history", str(tmp_path)]) == 2
     assert "bounds: merged-upstream (notice" in listed
     assert "bounds: probably-merged (fail" in listed
