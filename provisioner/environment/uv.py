@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -79,6 +80,11 @@ def find_binary() -> Path:
         return Path(uv.find_uv_bin())
     except FileNotFoundError as error:
         raise CannotObtainError("uv is not installed", hints=("pip install uv",)) from error
+
+
+def name_command(*words: str) -> str:
+    """A command line of uv that works as it is printed: the tool's own uv is seldom on PATH."""
+    return shlex.join([str(find_binary()), *words])
 
 
 def isolate(environ: Mapping[str, str], *, index: str | None) -> dict[str, str]:
@@ -173,7 +179,7 @@ def choose_python(uv: Uv, choice: PythonChoice, environ: Mapping[str, str]) -> C
         expected=f"Python {choice.supported}, preferably {choice.preferred}",
         found="none on PATH, in uv's or in pyenv's folders",
         hints=(
-            f"uv python install {choice.preferred}",
+            name_command("python", "install", choice.preferred),
             f"pyenv install {choice.preferred}",
             "name one yourself: --python /path/to/python",
         ),
@@ -190,7 +196,7 @@ def take_python(uv: Uv, wanted: str, choice: PythonChoice, environ: Mapping[str,
     if executable is None:
         raise NoInterpreterError(
             f"no Python {wanted!r} was found",
-            hints=("uv python list", "name one by its path: --python /path/to/python"),
+            hints=(name_command("python", "list"), "name one by its path: --python /path/to/python"),
         )
     # absolute(), not resolve(): a link such as bin/python of an environment must not be followed.
     return _describe_python(executable.absolute(), choice)
@@ -336,7 +342,10 @@ def _explain(stderr: str, what: str) -> ProvisionError:
         return HashMismatchError(
             "a package is not the file that the lock promises",
             found=_tail(text),
-            hints=("uv cache clean, if a local cache was changed", "provision lock RECIPE, if the index really moved"),
+            hints=(
+                f"{name_command('cache', 'clean')}, if a local cache was changed",
+                "provision lock RECIPE, if the index really moved",
+            ),
         )
     if any(
         word in lowered for word in ("failed to fetch", "error sending request", "timed out", "dns error", "connect")

@@ -459,9 +459,11 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
     shown = [f"{finding.path}: {finding.found or 'missing'}" for finding in findings[:5]]
     more = [f"and {len(findings) - 5} more"] if len(findings) > 5 else []
     error = HashMismatchError if fresh else ForeignBytesError
-    clean = f"{shlex.quote(str(uv_room.find_binary()))} cache clean {site.distribution}"
+    clean = uv_room.name_command("cache", "clean", site.distribution)
     mend = _remove_command(site) if fresh else _mend_command(site)
-    hints = (f"{clean}: a file in uv's cache was changed in place", mend) if fresh else (mend,)
+    # Without a receipt the files were never right, and a new install from the same cache would be as wrong.
+    from_cache = fresh or read_receipt(site.state_dir) is None
+    hints = (f"{clean}: a file in uv's cache was changed in place", mend) if from_cache else (mend,)
     return error(
         f"{count_text(len(findings), 'installed file is', 'installed files are')} not as RECORD says",
         where=str(site.site_packages),

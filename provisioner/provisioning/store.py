@@ -5,6 +5,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from provisioner.errors import InvalidRecipeError, UsageError
 from provisioner.patching.model import SeriesPatch
 from provisioner.patching.series import touched_paths
 from provisioner.patching.store import PatchVariant, StoredPatch, load_series_patch, open_stored_patch
@@ -16,7 +17,7 @@ from provisioner.resources import patches_folder
 def open_series(recipe: Recipe, version: Version, folder: Path | None = None) -> RecipeSeries:
     """The recipe's patches, each in the variant for ``version``, from the store in ``folder`` (default: the tool's).
 
-    Raises UsageError for an unknown patch; InvalidPatchError for a store that is not what it must be.
+    Raises InvalidRecipeError for an unknown patch; InvalidPatchError for a store that is not what it must be.
     """
     return OpenStore(folder or patches_folder()).series_of(recipe, version)
 
@@ -37,11 +38,17 @@ class OpenStore:
         wanted: list[SeriesPatch] = []
         unwanted: list[SeriesPatch] = []
         for use in recipe.patches:
-            stored = self.patch(use.id)
+            stored = self._named_by(recipe, use.id)
             patch = self.text(stored, nearest_variant(stored, version))
             (unwanted if use.policy is PatchPolicy.NOT_NEEDED else wanted).append(patch)
         policies = {use.id: use.policy for use in recipe.patches}
         return RecipeSeries(patches=tuple(wanted), policies=policies, unwanted=tuple(unwanted))
+
+    def _named_by(self, recipe: Recipe, patch_id: str) -> StoredPatch:
+        try:
+            return self.patch(patch_id)
+        except UsageError as error:  # named in the recipe's file, not on the command line
+            raise InvalidRecipeError(error.what, where=f"{recipe.where}: patches", hints=error.hints) from error
 
     def patch(self, patch_id: str) -> StoredPatch:
         """As :func:`open_stored_patch`."""

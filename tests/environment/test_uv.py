@@ -107,7 +107,10 @@ def test_the_preferred_python_else_the_newest_supported(tmp_path: Path):
 def test_no_supported_python_names_the_ways():
     with pytest.raises(NoInterpreterError) as caught:
         uv_room.choose_python(uv_room.find_uv(os.environ), choice("3.99", "==3.99.*"), os.environ)
-    assert caught.value.hints[0] == "uv python install 3.99"
+    assert caught.value.hints[0] == f"{uv_room.find_binary()} python install 3.99"
+    with pytest.raises(NoInterpreterError) as missed:
+        uv_room.take_python(uv_room.find_uv(os.environ), "3.99", choice("3.99", "==3.99.*"), os.environ)
+    assert missed.value.hints[0] == f"{uv_room.find_binary()} python list"
 
 
 def test_a_python_that_the_build_does_not_support_is_refused():

@@ -261,6 +261,11 @@ def test_a_poisoned_cache_is_found(shop: Shop) -> None:
     clean, remove = caught.value.hints
     assert "uv cache clean vllm: " in clean
     assert remove.startswith(f"rm -r {shop.folder / 'venv'}")
+    # Every later run says the same, since the way out is the same.
+    with pytest.raises(ForeignBytesError) as later:
+        provision(request, shop.uv, Silence())
+    assert later.value.hints[0] == clean
+    assert len(later.value.hints) == 2
 
 
 def test_another_cuda_than_the_wheels_is_found(shop: Shop) -> None:

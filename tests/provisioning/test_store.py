@@ -1,6 +1,7 @@
 import pytest
 from packaging.version import Version
 
+from provisioner.errors import InvalidRecipeError
 from provisioner.patching.store import open_stored_patch
 from provisioner.provisioning.store import OpenStore, nearest_variant, open_series
 from provisioner.recipe import parse_recipe
@@ -31,3 +32,13 @@ def test_a_store_reads_each_text_once() -> None:
 def test_a_build_of_main_takes_the_text_of_the_release_that_it_leads_to(version: str, file: str) -> None:
     patch = open_stored_patch(patches_folder(), "pr50021-gdn-spec-bounds")
     assert nearest_variant(patch, Version(version)).file == file
+
+
+def test_an_unknown_patch_in_a_recipe_is_the_recipes_fault() -> None:
+    text = (recipes_folder() / "hynix-stable.toml").read_text(encoding="utf-8")
+    known = parse_recipe(text, name="hynix-stable", where="hynix-stable.toml").patches[0].id
+    recipe = parse_recipe(text.replace(known, f"{known}x"), name="hynix-stable", where="hynix-stable.toml")
+    with pytest.raises(InvalidRecipeError, match=f"no patch is called '{known}x'") as caught:
+        open_series(recipe, Version("0.27.1"))
+    assert (caught.value.exit_code, caught.value.where) == (3, "hynix-stable.toml: patches")
+    assert caught.value.hints == (f"did you mean {known!r}?", "provision patches")
