@@ -49,7 +49,7 @@ options:
 attributes:
   check_mode:
     support: full
-    description: Says whether it would install.
+    description: Says whether it would install, and fails where the host has no Python for it.
 """
 
 EXAMPLES = """
@@ -103,17 +103,20 @@ def settle(module: AnsibleModule, tools: Path) -> tuple[bool, str | None]:
     params = module.params
     shipped = params["wheel"] or params["bundle"]
     if module.check_mode and shipped and not Path(shipped).exists():
+        # Which Python a bundle is for stands in the bundle, which is not here yet.
+        choose_python(params["python"], None)
         return True, None
     source, minor = identify(params)
     folder, link = tools / name_of(source), tools / "current"
     made = read_json(folder / MADE)
     if made and link.resolve() == folder.resolve():
         return False, made["version"]
+    python = None if made else choose_python(params["python"], minor)
     if module.check_mode:
         return True, None
     if not made:
         shutil.rmtree(folder, ignore_errors=True)
-        install(params, folder, choose_python(params["python"], minor))
+        install(params, folder, python)
         made = {"source": source, "version": run([folder / "bin" / "provision", "--version"]).split()[-1]}
         write_json(folder / MADE, made)
     point(link, folder.name)
@@ -155,8 +158,11 @@ def choose_python(given: str | None, minor: str | None) -> str:
         found = ask_version(path) if path else None
         if found in ([minor] if minor else SUPPORTED):
             return path
-    wanted = minor or ", ".join(SUPPORTED)
-    raise RefusedError("this host has no Python {} under these names: {}".format(wanted, ", ".join(names)))
+    wanted = minor or " or ".join(SUPPORTED)
+    raise RefusedError(
+        "this host has no Python {} under these names: {}; install one, or name where it is: provision_tool_python "
+        "(the option python of this module)".format(wanted, ", ".join(names))
+    )
 
 
 def ask_version(python: str) -> str | None:
