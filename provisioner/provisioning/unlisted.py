@@ -3,12 +3,11 @@ that it does."""
 
 import os
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from provisioner.environment.site import Site
 from provisioner.records import dataclass
-from provisioner.wheels.record import Record
 
 _EXTENSION = ".so"
 _IMPORTABLE = (".py", _EXTENSION, ".pyc")
@@ -28,16 +27,11 @@ def find_unlisted(site: Site, known: Collection[str] = ()) -> Unlisted:
 
     A bytecode folder is left aside. So is the top of site-packages, which belongs to all.
     """
-    record = site.record
-    roots = sorted({path.partition("/")[0] for path in record.entries if path.endswith(".py") and "/" in path})
-    found = [
-        path
-        for root in roots
-        if not root.startswith(".")
-        for path in _walk(str(site.site_packages), root)
-        if path not in record and path not in known
-    ]
-    modules = _modules(record, known) if found else frozenset()
+    listed = {*site.record.entries, *known}
+    roots = {path.partition("/")[0] for path in site.record.entries if path.endswith(".py") and "/" in path}
+    walked = _walk(str(site.site_packages), sorted(root for root in roots if not root.startswith(".")))
+    found = [path for path in walked if path not in listed]
+    modules = _modules(listed) if found else frozenset()
     shadowing = {path for path in found if not modules.isdisjoint(_hidden_modules(path))}
     return Unlisted(shadowing=tuple(sorted(shadowing)), others=tuple(sorted(set(found) - shadowing)))
 
@@ -47,20 +41,24 @@ def removal_of(site: Site, unlisted: Unlisted) -> str:
     return shlex.join(["rm", *(str(site.site_packages / path) for path in unlisted.shadowing)])
 
 
-def _walk(base: str, folder: str, *, linked: bool = False) -> Iterator[str]:
-    """The importable files below ``folder``. Links to folders are followed once: they may lead back."""
-    with suppress(OSError), os.scandir(f"{base}/{folder}") as entries:
-        for entry in entries:
-            name = entry.name
-            if name.endswith(_IMPORTABLE):
-                yield f"{folder}/{name}"
-            elif name != _BYTECODE and entry.is_dir() and not (linked and entry.is_symlink()):
-                yield from _walk(base, f"{folder}/{name}", linked=linked or entry.is_symlink())
+def _walk(base: str, roots: list[str]) -> list[str]:
+    """The importable files below ``roots``. Links to folders are followed once: they may lead back."""
+    found, waiting = [], [(root, False) for root in roots]
+    while waiting:
+        folder, linked = waiting.pop()
+        with suppress(OSError), os.scandir(f"{base}/{folder}") as entries:
+            for entry in entries:
+                name = entry.name
+                if name.endswith(_IMPORTABLE):
+                    found.append(f"{folder}/{name}")
+                elif name != _BYTECODE and entry.is_dir() and not (linked and entry.is_symlink()):
+                    waiting.append((f"{folder}/{name}", linked or entry.is_symlink()))
+    return found
 
 
-def _modules(record: Record, known: Collection[str]) -> frozenset[str]:
+def _modules(listed: Iterable[str]) -> frozenset[str]:
     """What is listed, each as its path up to the first dot of the file's name."""
-    return frozenset(map(_stem, (path for path in (*record.entries, *known) if path.endswith(_IMPORTABLE))))
+    return frozenset(_stem(path) for path in listed if path.endswith(_IMPORTABLE))
 
 
 def _hidden_modules(path: str) -> Iterator[str]:

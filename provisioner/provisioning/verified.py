@@ -67,10 +67,12 @@ def identify(folder: Path, paths: Iterable[str]) -> dict[str, Identity]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for path in paths:
-            with suppress(OSError):
+            try:
                 now = os.stat(path, dir_fd=descriptor)
-                if stat.S_ISREG(now.st_mode):
-                    found[path] = [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
+            except OSError:
+                continue
+            if stat.S_ISREG(now.st_mode):
+                found[path] = [now.st_size, now.st_mtime_ns, now.st_ctime_ns, now.st_ino]
     finally:
         os.close(descriptor)
     return found
