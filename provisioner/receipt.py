@@ -8,7 +8,7 @@ from typing import Any
 from provisioner.digests import Digest
 from provisioner.errors import InvalidReceiptError
 from provisioner.records import dataclass
-from provisioner.tables import Table
+from provisioner.tables import Table, load_json
 
 SCHEMA = "provision/receipt/1"
 FILE_NAME = "receipt.json"
@@ -101,7 +101,7 @@ def parse_receipt(text: str, *, where: str) -> Receipt:
     Raises InvalidReceiptError, with an address, for anything that is not understood.
     """
     try:
-        values = json.loads(text)
+        values = load_json(text)
     except ValueError as error:
         raise InvalidReceiptError(f"not JSON: {error}", where=where) from error
     if not isinstance(values, dict):

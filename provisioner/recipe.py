@@ -14,7 +14,7 @@ from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidRecipeError
 from provisioner.policy import PatchPolicy as PatchPolicy
 from provisioner.records import dataclass
-from provisioner.tables import Table
+from provisioner.tables import Table, load_toml
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -193,7 +193,7 @@ def parse_recipe(text: str, *, name: str, where: str) -> Recipe:
 
 def _load_toml(text: str, *, where: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return load_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidRecipeError(f"not TOML: {error}", where=where) from error
 

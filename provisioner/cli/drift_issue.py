@@ -39,15 +39,14 @@ def drift_issue(
 
 
 def _read(path: Path) -> dict[str, object]:
-    import json
-
     from provisioner.drift.reports.parse import parse_report
     from provisioner.errors import UsageError
+    from provisioner.tables import load_json
 
     hints = ("provision drift --format json --output FILE",)
     try:
         text = path.read_text(encoding="utf-8")
-        found: dict[str, object] = json.loads(text)
+        found: dict[str, object] = load_json(text)
     except (OSError, ValueError) as error:
         raise UsageError(f"not a report: {error}", where=str(path), hints=hints) from error
     if not isinstance(found, dict) or found.get("schema") != "provision/drift/1":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from provisioner.errors import UsageError
 from provisioner.records import dataclass
+from provisioner.tables import load_json
 
 if TYPE_CHECKING:
     from provisioner.serving.probes.measure import Targets
@@ -108,10 +109,8 @@ def _choose(kind: Any, text: str, *, option: str) -> Any:
 
 
 def read_extra(text: str) -> dict[str, Any]:
-    import json
-
     try:
-        extra = json.loads(text)
+        extra = load_json(text)
     except ValueError as error:
         raise UsageError(f"not JSON: {error}", where="--extra") from error
     if not isinstance(extra, dict):

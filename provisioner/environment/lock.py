@@ -17,7 +17,7 @@ from packaging.version import Version
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidLockError
 from provisioner.records import dataclass
-from provisioner.tables import Table
+from provisioner.tables import Table, load_toml
 
 if TYPE_CHECKING:
     from packaging.markers import Marker
@@ -117,7 +117,7 @@ def parse_lock(facts: str, requirements: str, *, where: str) -> Lock:
     Raises InvalidLockError with an address.
     """
     try:
-        values = tomllib.loads(facts)
+        values = load_toml(facts)
     except tomllib.TOMLDecodeError as error:
         raise InvalidLockError(f"not TOML: {error}", where=where) from error
     table = Table(values, where=where, error=InvalidLockError)

@@ -1,7 +1,6 @@
 """What is installed in an environment, found without importing any of it."""
 
 import ast
-import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -11,6 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from provisioner.errors import EnvironmentConflictError, InvalidReceiptError
 from provisioner.records import dataclass
+from provisioner.tables import load_json
 from provisioner.wheels.record import Record, parse_record
 
 STATE_FOLDER = ".provision"
@@ -209,11 +209,13 @@ def _install_hints(place: Path, distribution: str) -> tuple[str, ...]:
 
 def _refuse_editable(dist_info: Path) -> None:
     try:
-        direct = json.loads((dist_info / "direct_url.json").read_text(encoding="utf-8"))
+        direct = load_json((dist_info / "direct_url.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
         raise InvalidReceiptError(f"unreadable: {error}", where=str(dist_info / "direct_url.json")) from error
+    if not isinstance(direct, dict):
+        raise InvalidReceiptError("not a JSON object", where=str(dist_info / "direct_url.json"))
     if direct.get("dir_info", {}).get("editable"):
         raise EnvironmentConflictError(
             "an editable install is a source checkout, not a wheel; its files cannot be proven",

@@ -11,6 +11,7 @@ from provisioner.errors import InvalidReceiptError
 from provisioner.gpu.model import Card, Probe
 from provisioner.gpu.xid import XidEvent, explain_xid
 from provisioner.records import dataclass
+from provisioner.tables import load_json
 
 SCHEMA = "provision/verify/1"
 FILE_NAME = "verify.json"
@@ -246,7 +247,7 @@ def parse_summary(text: str, *, where: str) -> Summary:
     Raises InvalidReceiptError for anything else.
     """
     try:
-        values = json.loads(text)
+        values = load_json(text)
         if values["schema"] != SCHEMA:
             raise InvalidReceiptError("unknown schema", where=where, expected=SCHEMA, found=str(values["schema"]))
         return Summary(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from provisioner.errors import BusyError, RestoredError
 from provisioner.records import dataclass
+from provisioner.tables import load_json
 
 LOCK_NAME = "lock"
 _POLL_SECONDS = 0.05
@@ -73,7 +74,7 @@ def hold_environment(
 def read_holder(state_dir: Path) -> Holder | None:
     """What the lock file says of its holder; None where it says nothing (nobody, or one that just started)."""
     try:
-        fields = json.loads((state_dir / LOCK_NAME).read_text(encoding="utf-8"))
+        fields = load_json((state_dir / LOCK_NAME).read_text(encoding="utf-8"))
         return Holder(
             pid=int(fields["pid"]),
             host=str(fields["host"]),

@@ -20,7 +20,7 @@ from provisioner.errors import InvalidPatchError, UsageError
 from provisioner.patching.diff import manifest_of, parse_patch
 from provisioner.patching.model import Cut, FileManifest, Manifest, Patch, SeriesPatch
 from provisioner.records import dataclass
-from provisioner.tables import Table
+from provisioner.tables import Table, load_toml
 
 PATCH_FILE = "patch.toml"
 FORMER_FOLDER = "former"
@@ -127,7 +127,7 @@ def parse_patch_toml(text: str, *, folder: Path, where: str) -> StoredPatch:
     Raises InvalidPatchError, addressed by ``where`` and key.
     """
     try:
-        values = tomllib.loads(text)
+        values = load_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidPatchError(f"not TOML: {error}", where=where) from error
     table = Table(values, where=where, error=InvalidPatchError)

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import Digest
 from provisioner.errors import InvalidBundleError
-from provisioner.tables import Table
+from provisioner.tables import Table, load_json
 
 SCHEMA = "provision/bundle/1"
 _VERSIONED = re.compile(r"provision/bundle/([1-9]\d*)")
@@ -62,7 +62,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
     Raises InvalidBundleError, with an address, for anything that is not understood.
     """
     try:
-        values = json.loads(text)
+        values = load_json(text)
     except ValueError as error:
         raise InvalidBundleError(f"not JSON: {error}", where=where) from error
     if not isinstance(values, dict):

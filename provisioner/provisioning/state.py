@@ -9,7 +9,7 @@ from provisioner.files import write_whole
 from provisioner.patching.objects import ObjectStore
 from provisioner.receipt import FILE_NAME, Receipt, parse_receipt, print_receipt
 from provisioner.records import dataclass
-from provisioner.tables import Table
+from provisioner.tables import Table, load_json
 
 OWNER_FILE = "environment.json"
 OWNER_SCHEMA = "provision/environment/1"
@@ -34,11 +34,13 @@ def read_owner(state_dir: Path) -> Owner | None:
     """
     path = state_dir / OWNER_FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
+    if not isinstance(values, dict):
+        raise InvalidReceiptError("not a JSON object", where=str(path))
     table = Table(values, where=str(path), error=InvalidReceiptError)
     if table.take("schema", str) != OWNER_SCHEMA:
         raise table.fail("unknown schema", "schema", expected=OWNER_SCHEMA)

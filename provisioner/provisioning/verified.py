@@ -15,6 +15,7 @@ from pathlib import Path
 
 from provisioner.environment.site import Site
 from provisioner.files import write_whole
+from provisioner.tables import load_json
 
 FILE_NAME = "verified.json"
 SCHEMA = "provision/verified/1"
@@ -32,7 +33,7 @@ SIZE, CTIME = 0, 2
 def read_verified(site: Site) -> Mapping[str, Identity]:
     """What each source looked like when its bytes were as RECORD says; empty where nothing is known for this RECORD."""
     try:
-        values = json.loads((site.state_dir / FILE_NAME).read_bytes())
+        values = load_json((site.state_dir / FILE_NAME).read_bytes())
     except (OSError, ValueError):
         return {}
     if not isinstance(values, dict) or (values.get("schema"), values.get("record")) != _key(site):

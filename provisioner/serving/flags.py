@@ -13,6 +13,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from provisioner.tables import load_json
+
 _SHORT = MappingProxyType(
     {
         "-q": "--quantization",
@@ -150,7 +152,7 @@ def integer_of(setting: Setting) -> int | None:
 def object_of(setting: Setting) -> Mapping[str, Any] | None:
     """The object of a JSON argument; None where it is not one."""
     try:
-        value = json.loads(setting.value or "")
+        value = load_json(setting.value or "")
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -212,7 +214,7 @@ def _with_part(whole: Mapping[str, Any], path: Sequence[str], value: Any) -> dic
 def _read_part(setting: Setting) -> Any:
     text = setting.value or ""
     try:
-        return json.loads(text)
+        return load_json(text)
     except ValueError:
         scaled = integer_of(setting)
         return text if scaled is None else scaled

@@ -20,6 +20,7 @@ from typing import Any
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import CannotObtainError
 from provisioner.records import dataclass
+from provisioner.tables import load_json
 
 _SCHEMA = 1
 _TOUCH_AFTER = 3600.0
@@ -65,7 +66,7 @@ class WheelCache:
         try:
             age = time.time() - path.stat().st_mtime
             header, _, data = path.read_bytes().partition(b"\n")
-            facts = json.loads(header)
+            facts = load_json(header)
             if facts.pop("schema") != _SCHEMA or facts.pop("crc") != zlib.crc32(data):
                 raise ValueError(key)
         except OSError:

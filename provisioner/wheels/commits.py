@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from provisioner.errors import CannotObtainError, NetworkError, NoSuchBuildError
+from provisioner.tables import load_json
 from provisioner.wheels.settings import IndexSettings
 from provisioner.wheels.transport import Transport
 
@@ -172,7 +172,7 @@ def _github_headers(settings: IndexSettings) -> dict[str, str]:
 
 def _field(body: bytes, name: str) -> str | None:
     try:
-        answer: Any = json.loads(body)
+        answer: Any = load_json(body)
     except ValueError:
         return None
     value = answer.get(name) if isinstance(answer, dict) else None

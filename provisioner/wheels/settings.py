@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from provisioner.errors import CannotObtainError, UsageError
 from provisioner.records import dataclass
+from provisioner.tables import load_toml
 
 VLLM_INDEX = "https://wheels.vllm.ai"
 GITHUB_API = "https://api.github.com"
@@ -176,7 +177,7 @@ def _uv_index(path: Path) -> str | None:
     import tomllib
 
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = load_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return None  # uv itself complains about its own file, with a better message
     indexes = table.get("index")

@@ -1,6 +1,5 @@
 """Index pages to candidates: PEP 691 JSON, PEP 503 HTML, and the vLLM index's metadata.json. Pure."""
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -12,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from provisioner.errors import InvalidInputError, NetworkError
+from provisioner.tables import load_json
 from provisioner.wheels.names import Candidate, WheelName, commit_of, parse_wheel_name, variant_of
 from provisioner.wheels.urls import strip_credentials
 
@@ -183,7 +183,7 @@ def _wheel_of(filename: str, project: str) -> WheelName | None:
 
 def _load(body: bytes, url: str) -> Any:
     try:
-        return json.loads(body)
+        return load_json(body)
     except (ValueError, UnicodeDecodeError) as error:
         raise NetworkError(
             "the index file is not complete JSON; it may be being written",

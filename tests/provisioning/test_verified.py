@@ -109,7 +109,15 @@ def test_a_binary_that_is_gone_or_cut_short_is_found(
 
 @pytest.mark.parametrize(
     "text",
-    [None, b"", b"\x00" * 300, b"[]", b"{", b'{"schema": "provision/verified/1"}', b'{"schema": 2, "files": 3}'],
+    [
+        None,
+        b"",
+        b"\x00" * 300,
+        b"[]",
+        b"{",
+        b'{"schema": "provision/verified/1"}',
+        b'{"schema": 2, "files": 3}',
+    ],
 )
 def test_what_cannot_be_read_costs_time_alone(site: Site, reads: list[str], text: bytes | None) -> None:
     path = site.state_dir / FILE_NAME

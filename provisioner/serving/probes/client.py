@@ -14,6 +14,7 @@ from provisioner.errors import CannotObtainError, NetworkError, UsageError
 from provisioner.serving.conversation import JsonObject, MessageBuilder
 from provisioner.serving.prometheus import ServerCounters, parse_samples, read_counters
 from provisioner.serving.sse import DONE, EventReader
+from provisioner.tables import load_json
 
 CONNECT_SECONDS: Final = 10
 QUESTION_SECONDS: Final = 30
@@ -298,7 +299,7 @@ def _read_message(text: str) -> str:
 
 def _parse(text: str | bytes) -> object:
     try:
-        return json.loads(text)
+        return load_json(text)
     except ValueError:
         return None
 

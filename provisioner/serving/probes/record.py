@@ -1,7 +1,6 @@
 """A probe run as JSON, schema ``provision/probe/1``, and back. Pure."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -20,6 +19,7 @@ from provisioner.serving.probes.model import (
     Spread,
     Workload,
 )
+from provisioner.tables import load_json
 
 SCHEMA: Final = "provision/probe/1"
 
@@ -71,7 +71,7 @@ def spread_to_json(measure: Measure) -> dict[str, Any]:
 def read_run(text: str, *, where: str) -> ProbeRun:
     """Parse a record. Raises InvalidProbeRecordError with the address of what is wrong."""
     try:
-        record = json.loads(text)
+        record = load_json(text)
     except ValueError as error:
         raise InvalidProbeRecordError(f"not JSON: {error}", where=where) from error
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
