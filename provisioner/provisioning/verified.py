@@ -1,9 +1,11 @@
 """Which sources were found to be as RECORD says, so that a later look need not read those that did not change since.
 
-A file is known again by size, mtime, ctime and inode. The ctime makes this a proof: whatever changes a file's bytes, or
-gives it other times, also sets its ctime to the kernel's clock, and no program can set it back. One gap stays, which
-git's index has too: a file that is read, and written again within the same tick of the clock, keeps its ctime. So what
-had changed just before it was read is not kept.
+A file is known again by size, mtime, ctime and inode. A write, a rename over the file and other times all set its ctime
+to the kernel's clock, and no program can set it back. Two gaps stay. A file that is read, and written again within the
+same tick of the clock, keeps its ctime, as with git's index: so what had changed just before it was read is not kept.
+And bytes that are stored through a mapping in memory, opened for writing before and still held, may come without a new
+ctime; some file systems set it when the page is written back, some never. Only ``provision status --rehash``, which
+reads every file, sees those.
 """
 
 import json

@@ -112,6 +112,7 @@ def test_a_binary_that_is_gone_or_cut_short_is_found(
     [
         None,
         b"",
+        b"[" * 200_000,
         b"\x00" * 300,
         b"[]",
         b"{",
