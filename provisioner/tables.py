@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from provisioner.errors import InvalidInputError
 
+_BYTE_ORDER_MARK = "\ufeff"
 T = TypeVar("T")
 
 
@@ -19,11 +20,14 @@ def load_json(text: str | bytes) -> Any:
 
 
 def load_toml(text: str) -> dict[str, Any]:
-    """The values of a TOML text. Raises tomllib.TOMLDecodeError for any that cannot be read, as :func:`load_json`."""
+    """The values of a TOML text. Raises tomllib.TOMLDecodeError for any that cannot be read, as :func:`load_json`.
+
+    The mark that some editors put before a text in UTF-8 is passed over.
+    """
     import tomllib  # some commands read none
 
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix(_BYTE_ORDER_MARK))
     except RecursionError as error:
         raise tomllib.TOMLDecodeError("nested too deeply") from error
 

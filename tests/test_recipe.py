@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from provisioner.errors import InvalidRecipeError
@@ -27,6 +29,11 @@ def test_built_in_recipes_parse():
         "sm80-cpu-repack": PatchPolicy.REQUIRED,
     }
     assert all(flag.why for recipe in recipes.values() if recipe.serve for flag in recipe.serve.flags)
+
+
+def test_a_byte_order_mark_is_passed_over():
+    plain, marked = parse(MINIMAL), parse("\ufeff" + MINIMAL)
+    assert replace(marked, digest=plain.digest) == plain
 
 
 def test_defaults_of_a_minimal_recipe():

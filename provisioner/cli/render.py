@@ -47,9 +47,10 @@ def print_warning(text: str) -> None:
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A plain table on stdout: columns as wide as their widest cell, the last one free.
 
-    Plain text rather than drawn boxes: it can be cut and searched, and costs no start-up time.
+    Plain text rather than drawn boxes: it can be cut and searched, and costs no start-up time. What would break a line
+    or move the cursor is shown as an escape.
     """
-    table = [tuple(headers), *(tuple(map(str, row)) for row in rows)]
+    table = [tuple(headers), *(tuple(_escape(str(cell)) for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(headers))]
     for number, row in enumerate(table):
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
@@ -123,6 +124,12 @@ def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def _escape(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _indent(text: str) -> str:

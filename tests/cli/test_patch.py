@@ -649,6 +649,16 @@ def test_show_prints_a_patch_with_what_is_known_of_it(desk: Desk) -> None:
     assert desk.run("show", copy, where=False).out.count("diff --git") == len(linted["files"])
 
 
+def test_a_name_with_control_characters_breaks_no_table(desk: Desk) -> None:
+    patch = desk.patch("odd\nname\x1b[2J", two=[(b"value = 1", b"value = 10")])
+    linted = desk.run("lint", patch, where=False).out.splitlines()
+    assert len(linted) == 2
+    assert "odd\\nname\\x1b[2J" in linted[1]
+    checked = desk.run("check", patch).out
+    assert len(checked.splitlines()) == 2
+    assert "\x1b" not in checked
+
+
 # Environments
 
 

@@ -285,3 +285,8 @@ def test_the_commit_of_a_merge_comes_with_the_text(tmp_path):
     (folder / "patch.toml").write_text(TOML.replace("fixes =", f'merged_as = "{"a" * 40}"\nfixes ='))
     patch = read_stored_patch(folder)
     assert patch.merged_as == load_series_patch(patch, patch.variants[0]).merged_as == "a" * 40
+
+
+def test_a_byte_order_mark_before_a_patch_toml_is_passed_over():
+    plain, marked = (parse_patch_toml(text, folder=Path("p1"), where="p1") for text in (TOML, "\ufeff" + TOML))
+    assert marked == plain
