@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from provisioner.errors import CannotObtainError, UsageError
+from provisioner.errors import EnvironmentConflictError, UsageError
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -29,7 +29,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def write_output(path: Path, data: bytes) -> None:
     """Write what a user wants at ``path``: a file whole, through symbolic links; a pipe or a device as it stands.
 
-    Raises UsageError for a folder or a disk, which nobody means; CannotObtainError where it cannot be written.
+    Raises UsageError for a folder or a disk, which nobody means; EnvironmentConflictError where it cannot be written.
     """
     target = resolve_output(path)
     with _telling(path):
@@ -43,7 +43,7 @@ def write_output(path: Path, data: bytes) -> None:
 def resolve_output(path: Path) -> Path:
     """Where output named ``path`` goes: the file that links lead to, or ``path`` itself for a pipe or a device.
 
-    Raises UsageError for a folder or a disk; CannotObtainError where it cannot be looked at.
+    Raises UsageError for a folder or a disk; EnvironmentConflictError where it cannot be looked at.
     """
     with _telling(path):
         mode = _mode_of(path)
@@ -68,4 +68,4 @@ def _telling(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CannotObtainError("the output cannot be written", where=str(path), found=error.strerror) from error
+        raise EnvironmentConflictError("the output cannot be written", where=str(path), found=error.strerror) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.errors import CannotObtainError, UsageError
+from provisioner.errors import EnvironmentConflictError, UsageError
 from provisioner.files import resolve_output, write_output
 
 DATA = b"text\n" * 40_000
@@ -74,9 +74,9 @@ def test_a_device_is_written_and_stays(tmp_path: Path) -> None:
     null, full = make_device(tmp_path / "null", stat.S_IFCHR, 1, 3), make_device(tmp_path / "full", stat.S_IFCHR, 1, 7)
     try:
         write_output(null, DATA)
-    except CannotObtainError as error:
+    except EnvironmentConflictError as error:
         pytest.skip(f"devices do not work in this folder: {error.found}")
-    with pytest.raises(CannotObtainError, match="No space left"):
+    with pytest.raises(EnvironmentConflictError, match="No space left"):
         write_output(full, DATA)
     assert null.is_char_device()
     assert full.is_char_device()
@@ -97,9 +97,9 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CannotObtainError, match="cannot be written"):
+    with pytest.raises(EnvironmentConflictError, match="cannot be written"):
         write_output(tmp_path / "file" / "report", DATA)
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(CannotObtainError, match="cannot be written"):
+    with pytest.raises(EnvironmentConflictError, match="cannot be written"):
         write_output(tmp_path / "circle", DATA)
     assert (tmp_path / "circle").is_symlink()
