@@ -134,10 +134,11 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
     found_torch = (torch.version, torch.cuda) if torch else (None, None)
     answered = _patched(patches, receipt)
     wrong, unlisted = check(site, skip=answered), find_unlisted(site, answered)
-    edited = bool(wrong) or is_record_edited(site, receipt)
-    mending = _hints_of_edits(recipe, venv, site) if edited else _hints(recipe, venv, patches)
+    record_edited = is_record_edited(site, receipt)
+    mending = _hints_of_edits(recipe, venv, site) if wrong or record_edited else _hints(recipe, venv, patches)
     problems = (
         *_receipt_problems(receipt, build.commit, site),
+        *(("RECORD was edited since the install, so it proves nothing",) if record_edited else ()),
         *_torch_problems(receipt, found_torch),
         *_package_problems(receipt, site),
         *_patch_problems(patches),
@@ -247,8 +248,6 @@ def _receipt_problems(receipt: Receipt | None, commit: str | None, site: Site) -
         problems.append("there is no receipt: the environment was never proven")
     elif receipt.build.commit is not None and not commits_agree(commit, receipt.build.commit):
         problems.append(f"the build is of commit {commit}, the receipt's is of {receipt.build.commit}")
-    if is_record_edited(site, receipt):
-        problems.append("RECORD was edited since the install, so it proves nothing")
     return tuple(problems)
 
 
