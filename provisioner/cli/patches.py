@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
     from provisioner.patching.store import StoredPatch
 
 
@@ -43,7 +45,7 @@ def _describe(patch: "StoredPatch", uses: dict[tuple[str, str], Any]) -> dict[st
         "check": patch.check,
         "distribution": patch.distribution,
         "variants": [
-            {"file": variant.file, "versions": str(variant.versions), "cut_against": str(variant.cut_against)}
+            {"file": variant.file, "versions": _print_range(variant.versions), "cut_against": str(variant.cut_against)}
             for variant in patch.variants
         ],
         "recipes": [
@@ -52,6 +54,11 @@ def _describe(patch: "StoredPatch", uses: dict[tuple[str, str], Any]) -> dict[st
             if patch_id == patch.id
         ],
     }
+
+
+def _print_range(versions: "SpecifierSet") -> str:
+    """From the lowest to the highest; a set of specifiers has no order of its own."""
+    return ",".join(sorted(map(str, versions), key=lambda text: text.startswith("<")))
 
 
 def _paragraph(row: dict[str, Any]) -> str:

@@ -143,7 +143,10 @@ def test_recipes_as_json(capsys):
 def test_patches_as_json(capsys):
     assert main(["patches", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert {"pr50021-gdn-spec-bounds", "sm80-cpu-repack"} <= {patch["id"] for patch in answer["patches"]}
+    patches = {patch["id"]: patch for patch in answer["patches"]}
+    assert {"pr50021-gdn-spec-bounds", "sm80-cpu-repack"} <= set(patches)
+    ranges = {variant["file"]: variant["versions"] for variant in patches["pr50021-gdn-spec-bounds"]["variants"]}
+    assert ranges["0.27.patch"] == ">=0.27,<0.28"
 
 
 def test_status_of_nothing_says_what_to_do(tmp_path, monkeypatch, capsys):
