@@ -8,7 +8,7 @@ from typing import Any
 from provisioner.digests import Digest
 from provisioner.errors import InvalidReceiptError
 from provisioner.records import dataclass
-from provisioner.tables import Table, load_json
+from provisioner.tables import Table, open_json
 
 SCHEMA = "provision/receipt/1"
 FILE_NAME = "receipt.json"
@@ -100,15 +100,7 @@ def parse_receipt(text: str, *, where: str) -> Receipt:
 
     Raises InvalidReceiptError, with an address, for anything that is not understood.
     """
-    try:
-        values = load_json(text)
-    except ValueError as error:
-        raise InvalidReceiptError(f"not JSON: {error}", where=where) from error
-    if not isinstance(values, dict):
-        raise InvalidReceiptError("not a JSON object", where=where)
-    table = Table(
-        {key: value for key, value in values.items() if value is not None}, where=where, error=InvalidReceiptError
-    )
+    table = open_json(text, where=where, error=InvalidReceiptError)
     if table.take("schema", str) != SCHEMA:
         raise table.fail("unknown schema", "schema", expected=SCHEMA)
     receipt = Receipt(

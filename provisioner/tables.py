@@ -32,6 +32,20 @@ def load_toml(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError("nested too deeply") from error
 
 
+def open_json(text: str, *, where: str, error: "type[InvalidInputError]") -> "Table":
+    """The object that a JSON text is, as a table in which a null is an absent key.
+
+    Raises ``error`` for a text that is no JSON object.
+    """
+    try:
+        values = load_json(text)
+    except ValueError as cause:
+        raise error(f"not JSON: {cause}", where=where) from cause
+    if not isinstance(values, dict):
+        raise error("not a JSON object", where=where)
+    return Table({key: value for key, value in values.items() if value is not None}, where=where, error=error)
+
+
 class Table:
     """One table at an address. ``take`` methods remove what they return; ``close`` refuses what is left.
 

@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from provisioner.digests import Digest
 from provisioner.errors import InvalidBundleError
-from provisioner.tables import Table, load_json
+from provisioner.tables import Table, open_json
 
 SCHEMA = "provision/bundle/1"
 _VERSIONED = re.compile(r"provision/bundle/([1-9]\d*)")
@@ -61,15 +61,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
 
     Raises InvalidBundleError, with an address, for anything that is not understood.
     """
-    try:
-        values = load_json(text)
-    except ValueError as error:
-        raise InvalidBundleError(f"not JSON: {error}", where=where) from error
-    if not isinstance(values, dict):
-        raise InvalidBundleError("not a JSON object", where=where)
-    table = Table(
-        {key: value for key, value in values.items() if value is not None}, where=where, error=InvalidBundleError
-    )
+    table = open_json(text, where=where, error=InvalidBundleError)
     _insist_on_schema(table, where)
     manifest = Manifest(
         recipe=table.take("recipe", str),
