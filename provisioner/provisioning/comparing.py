@@ -14,7 +14,7 @@ from provisioner.patching.model import (
     FileFacts,
     Patch,
 )
-from provisioner.provisioning.checks import check_record
+from provisioner.provisioning.checks import check_files
 from provisioner.provisioning.judging import InstalledTree, is_text, is_unknown, lacks_pristine
 from provisioner.provisioning.state import objects_of
 
@@ -39,7 +39,7 @@ def compare(tree: InstalledTree) -> Difference:
     site = tree.site
     unspoken = {}
     wanted = sorted(_added_files(site))
-    for finding in check_record(site, python_only=False):
+    for finding in check_files(site):
         if (site.record.entries[finding.path].size or 0) > LARGE_BYTES:
             unspoken[finding.path] = "gone" if finding.found is None else "too large to be text"
         else:

@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace
 from datetime import UTC, datetime
@@ -252,9 +252,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     if differing:
         actions.append(InstallPackages(count=len(differing), reasons=differing))
     else:
-        _insist_on_shipped_rows(request, site, fresh=False)
-        _refuse_shadowing(request, site)
-        _insist_on_record(request, site)
+        _prove_standing(request, site)
     actions += _going(request, site)
     if steps:
         actions.append(ChangeFiles(steps=steps))
@@ -389,20 +387,24 @@ def _count_packages(request: Request, python: str) -> int:
 
 def _prove_record(request: Request, site: Site, installation: Installation, reporter: Reporter) -> list[Action]:
     reporter.stage("check the installed files against RECORD")
-    _insist_on_shipped_rows(request, site, fresh=installation.is_fresh)
-    _refuse_shadowing(request, site)
     if not installation.is_fresh:
-        _insist_on_record(request, site)
+        _prove_standing(request, site)
         return []
-    findings = check_install(site, skip=_judged_paths(request, site), ahead=installation.ahead)
+    _insist_on_shipped_rows(request, site, fresh=True)
+    judged = _judged_paths(request, site)
+    _refuse_shadowing(site, judged)
+    findings = check_install(site, skip=judged, ahead=installation.ahead)
     if findings:
         raise _record_error(site, findings, fresh=True)
     return [CheckRecord(files=len(site.record))]
 
 
-def _insist_on_record(request: Request, site: Site) -> None:
-    """The sources, and the sizes of the rest, as on every run that installed nothing."""
-    findings = peek_sources(site, skip=_judged_paths(request, site))
+def _prove_standing(request: Request, site: Site) -> None:
+    """RECORD itself, the sources, and the sizes of the rest, as on every run that installs nothing."""
+    _insist_on_shipped_rows(request, site, fresh=False)
+    judged = _judged_paths(request, site)
+    _refuse_shadowing(site, judged)
+    findings = peek_sources(site, skip=judged)
     if findings:
         raise _record_error(site, findings, fresh=False)
 
@@ -427,8 +429,8 @@ def _mend_command(site: Site) -> str:
     return "run the same command with --rebuild, to replace it" if is_replaceable(site) else _remove_command(site)
 
 
-def _refuse_shadowing(request: Request, site: Site) -> None:
-    unlisted = find_unlisted(site, _judged_paths(request, site))
+def _refuse_shadowing(site: Site, judged: Collection[str]) -> None:
+    unlisted = find_unlisted(site, judged)
     if unlisted.shadowing:
         count = count_text(len(unlisted.shadowing), "unlisted file")
         raise ForeignBytesError(
