@@ -16,16 +16,16 @@ from pathlib import Path
 
 from benchmarks.timing import interleave
 from provisioner.digests import Digest, digest_of
+from provisioner.index.settings import read_settings
+from provisioner.index.source import candidates, open_wheel, parse_spec
+from provisioner.index.transport import Transport
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.model import Cut, FileChange, FileFacts, Patch, Rename, SeriesPatch
 from provisioner.patching.plan import make_plan
 from provisioner.patching.scope import map_scopes
 from provisioner.patching.series import judge_series, learn_cuts, touched_paths
 from provisioner.wheels.names import Target, choose
-from provisioner.wheels.settings import read_settings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
-from provisioner.wheels.transport import Transport
-from tests.patching.real_series import EAGLE, EMPTY, SHIPPED, make_series
+from tests.support.real_series import EAGLE, EMPTY, SHIPPED, make_series
 
 ROUNDS = 7
 COPIES = 100

@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.timing import BARE_TYPER, interleave, run_timed
+from provisioner.index.lazy import Wheel
+from provisioner.index.settings import read_settings
+from provisioner.index.source import candidates, open_wheel, parse_spec
 from provisioner.patching.diff import print_patch
-from provisioner.wheels.lazy import Wheel
 from provisioner.wheels.names import Target, choose
-from provisioner.wheels.settings import read_settings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
-from tests.patching.real_series import SHIPPED, make_series
+from tests.support.real_series import SHIPPED, make_series
 
 VERSION = "0.27.1"
 PATCH = [sys.executable, "-m", "provisioner", "patch"]

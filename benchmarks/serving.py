@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.timing import BARE_TYPER, interleave, run_timed
+from provisioner.index.settings import read_settings
+from provisioner.index.source import candidates, open_wheel, parse_spec
+from provisioner.index.transport import Transport
 from provisioner.wheels.names import Target, choose
-from provisioner.wheels.settings import read_settings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
-from provisioner.wheels.transport import Transport
-from tests.serving.environments import make_environment
-from tests.serving.fork_stack import REAL_FILES, make_repository, make_stack
+from tests.support.environments import make_environment
+from tests.support.fork_stack import REAL_FILES, make_repository, make_stack
 
 PROVISION = [sys.executable, "-m", "provisioner"]
 RECIPE = """\

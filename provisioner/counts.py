@@ -1,4 +1,4 @@
-"""Numbers of things as people write them: 1 file, 2 files."""
+"""Numbers of things as people write them: 1 file, 2 files. Pure."""
 
 
 def count_text(number: int, one: str, many: str | None = None) -> str:

@@ -1,4 +1,7 @@
-"""Digests, the only proof of state in this project. A digest is a lower-case hex SHA-256 string of 64 characters."""
+"""Digests, the only proof of state in this project. A digest is a lower-case hex SHA-256 string of 64 characters.
+
+Pure.
+"""
 
 import base64
 import binascii

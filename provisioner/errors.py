@@ -1,4 +1,7 @@
-"""One exception tree. A class says how the process ends; an instance says what happened, where, and what to run."""
+"""One exception tree. A class says how the process ends; an instance says what happened, where, and what to run.
+
+Pure.
+"""
 
 from typing import ClassVar
 

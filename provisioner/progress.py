@@ -1,4 +1,4 @@
-"""How long work says where it is. Rooms call a Reporter; only the command line draws one."""
+"""How long work says where it is. Rooms call a Reporter; only the command line draws one. Pure."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""Strict reading of tables: every key is asked for by name and type; a key that nobody asked for is an error."""
+"""Strict reading of tables: every key is asked for by name and type; a key that nobody asked for is an error. Pure."""
 
 import difflib
 import json

@@ -1,9 +1,14 @@
 """No test reaches the real home: every one gets a home, caches and settings of its own."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.shop import Shop
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job in the background of a shell ignores Ctrl-C, and so would every program that a test starts and interrupts.
@@ -27,3 +32,15 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("NO_COLOR", "1")
     return home
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> "Iterator[Shop]":
+    """A small vLLM on a real index of its own, with everything that a recipe needs."""
+    from tests.support.index_server import IndexServer
+    from tests.support.shop import Shop
+
+    with IndexServer() as server:
+        made = Shop(server=server, folder=tmp_path)
+        made.stock()
+        yield made

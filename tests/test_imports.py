@@ -1,66 +1,38 @@
-"""Imports point one way: cli, then the rooms with I/O, then the pure modules, then errors."""
+"""Imports point one way: a room imports only rooms that come after it in ``ROOMS``, and modules form no circle."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "provisioner"
-PURE = frozenset(
-    f"provisioner.{name}"
-    for name in (
-        "counts",
-        "digests",
-        "errors",
-        "policy",
-        "progress",
-        "receipt",
-        "recipe",
-        "records",
-        "tables",
-        "environment.lock",
-        "gpu.model",
-        "gpu.report",
-        "gpu.xid",
-        "patching.diff",
-        "patching.headers",
-        "patching.hunks",
-        "patching.model",
-        "patching.places",
-        "patching.plan",
-        "patching.scope",
-        "patching.sections",
-        "patching.series",
-        "patching.shipping",
-        "patching.steps",
-        "patching.strands",
-        "patching.surface",
-        "provisioning.manifest",
-        "provisioning.plan",
-        "serving.booster.headers",
-        "serving.containerfile",
-        "serving.conversation",
-        "serving.doctor.logs",
-        "serving.doctor.metrics",
-        "serving.doctor.report",
-        "serving.findings",
-        "serving.flags",
-        "serving.launch",
-        "serving.probes.compare",
-        "serving.probes.model",
-        "serving.probes.record",
-        "serving.prometheus",
-        "serving.rules",
-        "serving.sse",
-        "serving.units",
-        "wheels.directory",
-        "wheels.names",
-        "wheels.record",
-        "wheels.simple",
-        "wheels.urls",
-        "wheels.zipped",
-    )
+BASE = "base"
+"""The modules that lie beside the rooms."""
+ROOMS = (
+    "cli",
+    "drift",
+    "booster",
+    "probes",
+    "doctor",
+    "serve",
+    "bundles",
+    "pipeline",
+    "locks",
+    "series",
+    "gpu",
+    "marlin",
+    "environment",
+    "transaction",
+    "porting",
+    "patching",
+    "openai",
+    "index",
+    "wheels",
+    "documents",
+    BASE,
 )
+LARGEST_ROOM = 16
 IMPURE_LIBRARIES = frozenset(
     {"os", "subprocess", "requests", "socket", "time", "random", "tempfile", "shutil", "fcntl", "sys"}
 )
@@ -90,33 +62,64 @@ def imported(path: Path) -> set[str]:
 
 
 def own(names: set[str]) -> set[str]:
-    return {name for name in names if name in MODULES}
+    """Those of ``names`` that are modules of ours, packages left out: importing from one imports its modules."""
+    return {name for name in names if name in MODULES and MODULES[name].name != "__init__.py"}
 
 
-@pytest.mark.parametrize("name", sorted(name for name in PURE if name in MODULES))
+def room_of(name: str) -> str:
+    parts = MODULES[name].relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else BASE
+
+
+def is_pure(name: str) -> bool:
+    return "Pure." in (ast.get_docstring(ast.parse(MODULES[name].read_text(encoding="utf-8"))) or "")
+
+
+PURE = frozenset(name for name in MODULES if is_pure(name) and MODULES[name].name != "__init__.py")
+
+
+def test_every_room_has_its_place() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert folders | {BASE} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_room_imports_only_rooms_after_it(name: str) -> None:
+    if name == "provisioner.__main__":  # the entry point is the command line
+        assert own(imported(MODULES[name])) == {"provisioner.cli.main"}
+        return
+    rooms = {room_of(item) for item in own(imported(MODULES[name]))}
+    allowed = set(ROOMS[ROOMS.index(room_of(name)) :])
+    assert rooms <= allowed
+
+
+def test_no_circle_of_modules() -> None:
+    inside = {name: path for name, path in MODULES.items() if room_of(name) != "cli"}
+    graph = {name: own(imported(path)) - {name} for name, path in inside.items()}
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
 def test_pure_modules_import_only_pure_modules(name: str) -> None:
     names = imported(MODULES[name])
-    packages = {package for package in own(names) if MODULES[package].name == "__init__.py"}
-    assert own(names) - packages <= PURE
+    assert own(names) <= PURE
     assert not {item.partition(".")[0] for item in names} & IMPURE_LIBRARIES
 
 
-@pytest.mark.parametrize("name", sorted(name for name in MODULES if not name.startswith("provisioner.cli")))
-def test_rooms_do_not_import_the_command_line(name: str) -> None:
-    if name == "provisioner.__main__":
-        pytest.skip("the entry point is the command line")
-    assert not {item for item in own(imported(MODULES[name])) if item.startswith("provisioner.cli")}
+@pytest.mark.parametrize("room", ["documents", "wheels", "patching"])
+def test_the_core_is_pure(room: str) -> None:
+    assert {name for name in MODULES if room_of(name) == room and MODULES[name].name != "__init__.py"} <= PURE
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in MODULES.values()}), ids=lambda path: path.name)
+def test_a_room_can_be_looked_through(folder: Path) -> None:
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= LARGEST_ROOM
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_torch_stays_out_of_the_tools_own_process(name: str) -> None:
     allowed = name.startswith(("provisioner.marlin", "provisioner.gpu.child"))
     assert allowed or not any(item.partition(".")[0] == "torch" for item in imported(MODULES[name]))
-
-
-def test_only_diff_imports_unidiff() -> None:
-    users = {name for name, path in MODULES.items() if "unidiff" in imported(path)}
-    assert users <= {"provisioner.patching.diff"}
 
 
 def test_the_walk_sees_imports(tmp_path: Path) -> None:

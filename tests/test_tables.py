@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.environment.lock import parse_lock
+from provisioner.documents.bundle_manifest import parse_manifest
+from provisioner.documents.lock import parse_lock
+from provisioner.documents.receipt import FILE_NAME
+from provisioner.documents.recipe import parse_recipe
+from provisioner.environment.state import OWNER_FILE, read_owner, read_receipt
 from provisioner.errors import InvalidInputError
-from provisioner.patching.hold import LOCK_NAME, read_holder
-from provisioner.provisioning.manifest import parse_manifest
-from provisioner.provisioning.state import OWNER_FILE, read_owner, read_receipt
-from provisioner.receipt import FILE_NAME
-from provisioner.recipe import parse_recipe
 from provisioner.tables import load_json, load_toml
+from provisioner.transaction.lockfile import LOCK_NAME, read_holder
 
 DEEP = "[" * 200_000
 

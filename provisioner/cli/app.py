@@ -73,14 +73,14 @@ ENTRIES = (
     ),
     Entry(
         name="drift",
-        module="drift",
+        module="drift.command",
         function="drift",
         panel="Patches",
         summary="Judge patches on builds that nobody has installed yet; exit 1 where a required patch does not hold.",
     ),
     Entry(
         name="drift-issue",
-        module="drift_issue",
+        module="drift.issue",
         function="drift_issue",
         panel="Patches",
         summary="Keep one issue up to date with a drift report; the token comes from GITHUB_TOKEN.",
@@ -134,7 +134,7 @@ ENTRIES = (
     ),
     Entry(
         name="probe",
-        module="probe",
+        module="probe.commands",
         function="build_group",
         panel="Serving",
         summary="Measure a live server, and compare two measurements.",
@@ -142,7 +142,7 @@ ENTRIES = (
     ),
     Entry(
         name="patch",
-        module="patch",
+        module="patch.commands",
         function="build_group",
         panel="Environment",
         summary="Judge, apply and take back patches in any environment.",
@@ -157,7 +157,7 @@ ENTRIES = (
     ),
     Entry(
         name="patches",
-        module="patches",
+        module="patch.store",
         function="patches",
         panel="Catalogue",
         summary="List the patches that travel with the tool: what each mends, for which versions, and who requires it.",

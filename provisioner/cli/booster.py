@@ -19,10 +19,10 @@ def booster(
     import asyncio
     import os
 
-    from provisioner.cli import render
-    from provisioner.serving.booster.proxy import BoosterSettings
-    from provisioner.serving.booster.service import LOOPBACK, Listening, parse_upstream, run_until_stopped
-    from provisioner.serving.notify import Notifier
+    from provisioner.booster.proxy import BoosterSettings
+    from provisioner.booster.service import LOOPBACK, Listening, parse_upstream, run_until_stopped
+    from provisioner.cli.shared import render
+    from provisioner.serve.notify import Notifier
 
     def announce(listening: Listening) -> None:
         render.print_note(f"listening on {listening.url}, forwarding to {settings.upstream}")

@@ -8,9 +8,9 @@ import typer
 from provisioner.counts import count_text
 
 if TYPE_CHECKING:
-    from provisioner.provisioning.bundle_check import CheckedBundle
-    from provisioner.provisioning.bundling import WrittenBundle
-    from provisioner.provisioning.manifest import Manifest
+    from provisioner.bundles.check import CheckedBundle
+    from provisioner.bundles.create import WrittenBundle
+    from provisioner.documents.bundle_manifest import Manifest
 
 
 def bundle(
@@ -53,13 +53,13 @@ def _write(
     without_tool: bool,
     as_json: bool,
 ) -> int:
-    from provisioner.cli.catalogue import find_recipe_file, open_recipe
-    from provisioner.cli.context import read_context
-    from provisioner.cli.progress import open_reporter
-    from provisioner.environment.lock import LockScope
-    from provisioner.provisioning.bundling import BundleRequest, choose_minor, write_bundle
-    from provisioner.provisioning.first_use import FirstUse
-    from provisioner.provisioning.own_wheel import read_own_tool
+    from provisioner.bundles.create import BundleRequest, choose_minor, write_bundle
+    from provisioner.bundles.self_wheel import read_own_tool
+    from provisioner.cli.shared.catalogue import find_recipe_file, open_recipe
+    from provisioner.cli.shared.context import read_context
+    from provisioner.cli.shared.progress import open_reporter
+    from provisioner.documents.lock import LockScope
+    from provisioner.locks.first_use import FirstUse
 
     context, wanted = read_context(index_url), open_recipe(recipe)
     minor = choose_minor(wanted.python, python)
@@ -79,9 +79,9 @@ def _write(
 
 
 def _check(path: Path, *, as_json: bool) -> int:
-    from provisioner.cli import render
-    from provisioner.cli.progress import open_reporter
-    from provisioner.provisioning.bundle_check import check_bundle
+    from provisioner.bundles.check import check_bundle
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.progress import open_reporter
 
     with open_reporter() as reporter:
         checked = check_bundle(path, reporter)
@@ -93,7 +93,7 @@ def _check(path: Path, *, as_json: bool) -> int:
 
 
 def _show_written(written: "WrittenBundle", *, as_json: bool) -> None:
-    from provisioner.cli import render
+    from provisioner.cli.shared import render
 
     if as_json:
         render.print_json("bundle-written", _facts(written))

@@ -13,9 +13,9 @@ def cache(
 
     Example: [bold]provision cache --clear[/bold]
     """
-    from provisioner.cli import render
-    from provisioner.wheels.cache import clear_cache, summarize_cache
-    from provisioner.wheels.settings import cache_folder
+    from provisioner.cli.shared import render
+    from provisioner.index.cache import clear_cache, summarize_cache
+    from provisioner.index.settings import cache_folder
 
     folder = cache_folder(os.environ)
     summary = clear_cache(folder) if clear else summarize_cache(folder)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from provisioner.provisioning.bundle import Bundle
-    from provisioner.serving.containerfile import ImagePlan
+    from provisioner.bundles.use import Bundle
+    from provisioner.serve.containerfile import ImagePlan
 
 
 def containerfile(
@@ -24,9 +24,9 @@ def containerfile(
 
     Example: [bold]provision containerfile hynix-stable --bundle hynix-stable.tar -o Containerfile[/bold]
     """
-    from provisioner.cli import render
-    from provisioner.provisioning.bundle import insist_on_recipe, open_bundle
-    from provisioner.serving.containerfile import build_command, render_containerfile
+    from provisioner.bundles.use import insist_on_recipe, open_bundle
+    from provisioner.cli.shared import render
+    from provisioner.serve.containerfile import build_command, render_containerfile
 
     opened = open_bundle(bundle.expanduser().absolute())
     insist_on_recipe(opened, Path(recipe).stem if recipe.endswith(".toml") else recipe, bare=opened.manifest.bare)
@@ -52,11 +52,11 @@ def containerfile(
 
 
 def _plan(bundle: "Bundle", base: str | None) -> "ImagePlan":
-    from provisioner.cli.context import read_context
+    from provisioner.bundles.use import unpacking
+    from provisioner.cli.shared.context import read_context
     from provisioner.errors import UsageError
-    from provisioner.provisioning.bundle import unpacking
-    from provisioner.provisioning.store import open_series
-    from provisioner.serving.containerfile import ImagePlan, default_base
+    from provisioner.series.recipe import open_series
+    from provisioner.serve.containerfile import ImagePlan, default_base
 
     manifest, wanted = bundle.manifest, bundle.recipe()
     if manifest.tool is None:

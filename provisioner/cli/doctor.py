@@ -9,11 +9,11 @@ import typer
 from provisioner.counts import count_text
 
 if TYPE_CHECKING:
-    from provisioner.cli.context import Context
-    from provisioner.recipe import Recipe
-    from provisioner.serving.doctor.examine import Target
-    from provisioner.serving.doctor.readers import LogSource
-    from provisioner.serving.doctor.report import Diagnosis
+    from provisioner.cli.shared.context import Context
+    from provisioner.doctor.examine import Target
+    from provisioner.doctor.readers import LogSource
+    from provisioner.doctor.report import Diagnosis
+    from provisioner.documents.recipe import Recipe
 
 
 def doctor(
@@ -31,9 +31,9 @@ def doctor(
 
     Example: [bold]provision doctor hynix --log server.log[/bold], [bold]provision doctor --gpu[/bold]
     """
-    from provisioner.cli import render
-    from provisioner.cli.context import read_context
-    from provisioner.serving.doctor.examine import Examination, diagnose
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.context import read_context
+    from provisioner.doctor.examine import Examination, diagnose
 
     targets = _choose_targets(recipe, venv, fork_dir, read_context())
     examination = Examination(
@@ -59,7 +59,7 @@ def _complete(diagnosis: "Diagnosis", target: "Target", recipe: str | None, *, n
     """With next commands for the environment that was looked at; with its place where the user ``named`` one."""
     from dataclasses import replace
 
-    from provisioner.cli.hints import Given, complete_findings
+    from provisioner.cli.shared.hints import Given, complete_findings
 
     place = ("--fork-dir", str(target.fork_folder)) if target.fork_folder else ("--venv", str(target.venv))
     known = recipe or (target.recipe.name if target.recipe is not None else None)
@@ -70,7 +70,7 @@ def _complete(diagnosis: "Diagnosis", target: "Target", recipe: str | None, *, n
 
 def describe_diagnosis(diagnosis: "Diagnosis") -> dict[str, Any]:
     """A diagnosis for JSON."""
-    from provisioner.cli.findings import describe_finding
+    from provisioner.cli.shared.findings import describe_finding
 
     checks = [
         {
@@ -87,8 +87,8 @@ def describe_diagnosis(diagnosis: "Diagnosis") -> dict[str, Any]:
 
 def diagnosis_lines(diagnosis: "Diagnosis") -> list[str]:
     """A diagnosis for people: each check in a line, its findings under it, and the sum of it at the end."""
-    from provisioner.cli.findings import finding_lines
-    from provisioner.serving.doctor.report import Outcome
+    from provisioner.cli.shared.findings import finding_lines
+    from provisioner.doctor.report import Outcome
 
     lines: list[str] = []
     for check in diagnosis.checks:
@@ -110,8 +110,8 @@ def _choose_targets(
     name: str | None, venv: Path | None, fork_dir: Path | None, context: "Context"
 ) -> "tuple[Target, ...]":
     """What was named; else every recipe's default environment that exists."""
-    from provisioner.cli.catalogue import all_recipes, open_recipe
-    from provisioner.serving.doctor.examine import Target
+    from provisioner.cli.shared.catalogue import all_recipes, open_recipe
+    from provisioner.doctor.examine import Target
 
     if name is not None:
         return (_target_of(open_recipe(name), venv, fork_dir, context),)
@@ -141,7 +141,7 @@ def _checked_url(text: str) -> str:
 
 
 def _target_of(recipe: "Recipe", venv: Path | None, fork_dir: Path | None, context: "Context") -> "Target":
-    from provisioner.serving.doctor.examine import Target
+    from provisioner.doctor.examine import Target
 
     folder = fork_dir.expanduser().absolute() / "venv" if fork_dir else context.venv(recipe, venv)
     is_fork = recipe.fork is not None and (folder.parent / recipe.fork.launcher).is_file()
@@ -149,8 +149,8 @@ def _target_of(recipe: "Recipe", venv: Path | None, fork_dir: Path | None, conte
 
 
 def _choose_log(log: Path | None, targets: "tuple[Target, ...]", *, journal: bool) -> "LogSource | None":
+    from provisioner.doctor.readers import JournalUnit, LogFile
     from provisioner.errors import UsageError
-    from provisioner.serving.doctor.readers import JournalUnit, LogFile
 
     if log is not None and journal:
         raise UsageError("--log and --journal are two sources; name one")

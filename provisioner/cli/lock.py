@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from provisioner.cli.context import Context
-    from provisioner.environment.lock import Lock
+    from provisioner.cli.shared.context import Context
+    from provisioner.documents.lock import Lock
+    from provisioner.documents.recipe import Build, Recipe
     from provisioner.patching.model import PatchVerdict
-    from provisioner.recipe import Build, Recipe
 
 
 def lock(
@@ -30,12 +30,12 @@ def lock(
 
     Example: [bold]provision lock hynix-stable --dry-run[/bold]
     """
-    from provisioner.cli.catalogue import open_recipe
-    from provisioner.cli.context import read_context
-    from provisioner.cli.progress import open_reporter
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.context import read_context
+    from provisioner.cli.shared.progress import open_reporter
     from provisioner.errors import UsageError
-    from provisioner.provisioning.locking import LockRequest, make_lock
-    from provisioner.provisioning.store import touched_by
+    from provisioner.locks.make import LockRequest, make_lock
+    from provisioner.series.recipe import touched_by
 
     if sum((output is not None, write_here, export_pylock is not None)) > 1:
         raise UsageError("--output, --write-here and --export-pylock each say where to; name one")
@@ -60,10 +60,10 @@ def lock(
 
 
 def _build(wanted: "Recipe", context: "Context", *, version: str | None, commit: str | None, latest: bool) -> "Build":
+    from provisioner.documents.recipe import CommitBuild
     from provisioner.errors import UsageError
-    from provisioner.provisioning.locking import build_of, find_build
-    from provisioner.recipe import CommitBuild
-    from provisioner.wheels.source import NightlySpec, ReleaseSpec, parse_spec
+    from provisioner.index.source import NightlySpec, ReleaseSpec, parse_spec
+    from provisioner.locks.make import build_of, find_build
 
     if sum((version is not None, commit is not None, latest)) > 1:
         raise UsageError("--version, --commit and --latest each name a build: give one of them")
@@ -77,9 +77,9 @@ def _build(wanted: "Recipe", context: "Context", *, version: str | None, commit:
 
 def _read_former(context: "Context", wanted: "Recipe") -> "Lock | None":
     """The lock until now. One that cannot be read is only told of: this command is the way to mend it."""
-    from provisioner.cli import render
+    from provisioner.cli.shared import render
     from provisioner.errors import InvalidLockError
-    from provisioner.provisioning.locks import find_lock, read_lock
+    from provisioner.locks.find import find_lock, read_lock
 
     files = find_lock(context.home, wanted.name)
     try:
@@ -91,9 +91,9 @@ def _read_former(context: "Context", wanted: "Recipe") -> "Lock | None":
 
 def _judge(wanted: "Recipe", made: "Lock", context: "Context") -> "tuple[PatchVerdict, ...]":
     """What each patch of the recipe says to the locked wheel, each of the unwanted ones by itself."""
-    from provisioner.patching.gather import shipped_facts
+    from provisioner.environment.facts import shipped_facts
     from provisioner.patching.series import judge_series, touched_paths
-    from provisioner.provisioning.store import open_series
+    from provisioner.series.recipe import open_series
 
     series = open_series(wanted, made.build.version)
     wheel = context.locked_wheel(made)()
@@ -106,8 +106,8 @@ def _judge(wanted: "Recipe", made: "Lock", context: "Context") -> "tuple[PatchVe
 
 
 def _show(former: "Lock | None", made: "Lock", verdicts: "tuple[PatchVerdict, ...]", *, as_json: bool) -> None:
-    from provisioner.cli import render
-    from provisioner.provisioning.locking import changed_pins
+    from provisioner.cli.shared import render
+    from provisioner.locks.make import changed_pins
 
     changes = changed_pins(former, made)
     if as_json:
@@ -127,8 +127,8 @@ def _show(former: "Lock | None", made: "Lock", verdicts: "tuple[PatchVerdict, ..
 
 
 def _write(folder: Path, made: "Lock") -> int:
-    from provisioner.cli import render
-    from provisioner.provisioning.locks import lock_files, write_lock
+    from provisioner.cli.shared import render
+    from provisioner.locks.find import lock_files, write_lock
 
     files = lock_files(folder, made.recipe)
     written = write_lock(files, made)
@@ -137,8 +137,8 @@ def _write(folder: Path, made: "Lock") -> int:
 
 
 def _export(made: "Lock", output: Path, context: "Context") -> int:
-    from provisioner.cli import render
-    from provisioner.provisioning.locking import export_lock
+    from provisioner.cli.shared import render
+    from provisioner.locks.make import export_lock
 
     export_lock(made, output, context.uv())
     render.print_note(f"wrote {output}")

@@ -4,13 +4,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from provisioner.cli.words import refuse_empty, wants_json
+from provisioner.cli.shared.argv import refuse_empty, wants_json
 from provisioner.errors import InterruptedRunError, ProvisionError
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; nothing escapes."""
-    from provisioner.cli.render import flush_output
+    from provisioner.cli.shared.render import flush_output
 
     code = _run(argv)
     try:
@@ -52,7 +52,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _complete(error: ProvisionError, argv: Sequence[str]) -> tuple[str, ...]:
-    from provisioner.cli.hints import complete_hint, fallback_hints, read_given
+    from provisioner.cli.shared.hints import complete_hint, fallback_hints, read_given
     from provisioner.resources import recipe_names
 
     given = read_given(argv, recipe_names())
@@ -60,7 +60,7 @@ def _complete(error: ProvisionError, argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _report(error: ProvisionError, *, as_json: bool) -> int:
-    from provisioner.cli.render import print_error, print_error_json
+    from provisioner.cli.shared.render import print_error, print_error_json
 
     if as_json:
         print_error_json(error)
@@ -69,7 +69,7 @@ def _report(error: ProvisionError, *, as_json: bool) -> int:
 
 
 def _report_other(error: Exception, *, as_json: bool) -> int:
-    from provisioner.cli.words import usage_error_of
+    from provisioner.cli.shared.argv import usage_error_of
 
     usage = usage_error_of(error)
     return _report(usage, as_json=as_json) if usage is not None else _report_bug(error, as_json=as_json)

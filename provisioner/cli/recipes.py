@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from provisioner.recipe import Build, Recipe
+    from provisioner.documents.recipe import Build, Recipe
 
 
 def recipes(
@@ -15,8 +15,8 @@ def recipes(
 
     Example: [bold]provision recipes[/bold]
     """
-    from provisioner.cli import render
-    from provisioner.cli.catalogue import all_recipes
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.catalogue import all_recipes
 
     found = all_recipes()
     if as_json:
@@ -52,6 +52,6 @@ def _card_text(recipe: "Recipe") -> str:
 
 def build_text(build: "Build") -> str:
     """The build in a word."""
-    from provisioner.recipe import CommitBuild
+    from provisioner.documents.recipe import CommitBuild
 
     return f"{build.version}+g{build.commit[:9]}" if isinstance(build, CommitBuild) else str(build.version)

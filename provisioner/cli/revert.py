@@ -19,12 +19,12 @@ def revert(
     """
     from dataclasses import asdict
 
-    from provisioner.cli import render
-    from provisioner.cli.catalogue import open_recipe
-    from provisioner.cli.context import read_context
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.context import read_context
     from provisioner.environment.site import find_site
-    from provisioner.provisioning.forks import find_series
-    from provisioner.provisioning.revert import revert as restore
+    from provisioner.pipeline.revert import revert as restore
+    from provisioner.series.fork import find_series
 
     wanted = open_recipe(recipe)
     folder = read_context().venv(wanted, venv)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from provisioner.cli.context import Context
-    from provisioner.recipe import Recipe, Serve
-    from provisioner.serving.findings import Finding
-    from provisioner.serving.launch import Launch
-    from provisioner.serving.prepare import Prepared, ServeRequest
+    from provisioner.cli.shared.context import Context
+    from provisioner.documents.recipe import Recipe, Serve
+    from provisioner.serve.findings import Finding
+    from provisioner.serve.launch import Launch
+    from provisioner.serve.prepare import Prepared, ServeRequest
 
 
 def serve(
@@ -47,10 +47,10 @@ def serve(
     """
     from dataclasses import replace
 
-    from provisioner.cli.catalogue import open_recipe
-    from provisioner.cli.context import read_context
-    from provisioner.cli.hints import Given, complete_findings
-    from provisioner.serving.prepare import ServeRequest, prepare
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.context import read_context
+    from provisioner.cli.shared.hints import Given, complete_findings
+    from provisioner.serve.prepare import ServeRequest, prepare
 
     context, wanted = read_context(), open_recipe(recipe)
     fork_folder, folder = find_places(wanted, context, venv, fork_dir, without_fork=without_fork)
@@ -145,9 +145,9 @@ def check_vendor(text: str | None) -> str | None:
 
 
 def _show_json(request: "ServeRequest", prepared: "Prepared") -> int:
-    from provisioner.cli import render
-    from provisioner.cli.findings import describe_finding
-    from provisioner.serving.findings import exit_code_of
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.findings import describe_finding
+    from provisioner.serve.findings import exit_code_of
 
     code = exit_code_of(prepared.findings)
     shown = [describe_finding(finding) for finding in prepared.findings]
@@ -157,10 +157,10 @@ def _show_json(request: "ServeRequest", prepared: "Prepared") -> int:
 
 
 def _show(prepared: "Prepared", *, explain: bool, script: bool) -> int:
-    from provisioner.cli import render
-    from provisioner.cli.findings import finding_lines
-    from provisioner.serving.findings import exit_code_of
-    from provisioner.serving.launch import shell_script
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.findings import finding_lines
+    from provisioner.serve.findings import exit_code_of
+    from provisioner.serve.launch import shell_script
 
     code = exit_code_of(prepared.findings)
     for line in finding_lines(prepared.findings):
@@ -175,10 +175,10 @@ def _show(prepared: "Prepared", *, explain: bool, script: bool) -> int:
 def _start(prepared: "Prepared") -> int:
     import sys
 
-    from provisioner.cli import render
-    from provisioner.cli.findings import finding_lines
-    from provisioner.serving.findings import exit_code_of
-    from provisioner.serving.start import become_server
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.findings import finding_lines
+    from provisioner.serve.findings import exit_code_of
+    from provisioner.serve.start import become_server
 
     for line in finding_lines(prepared.findings):
         render.print_note(line)
@@ -200,7 +200,7 @@ def soften(findings: "Sequence[Finding]") -> "tuple[Finding, ...]":
     """
     from dataclasses import replace
 
-    from provisioner.serving.findings import Severity, Subject
+    from provisioner.serve.findings import Severity, Subject
 
     return tuple(
         replace(finding, severity=Severity.WARNING)
@@ -215,7 +215,7 @@ _LATER = frozenset({"no-model", "no-key"})
 
 def describe_launch(launch: "Launch") -> dict[str, Any]:
     """A launch for JSON; the key is never in it."""
-    from provisioner.serving.launch import KEY_VARIABLE, REDACTED, printable_argv
+    from provisioner.serve.launch import KEY_VARIABLE, REDACTED, printable_argv
 
     environment = {variable.name: variable.value for variable in launch.variables}
     if launch.key is not None:
@@ -234,8 +234,8 @@ def describe_launch(launch: "Launch") -> dict[str, Any]:
 
 def explain_rows(launch: "Launch") -> list[tuple[str, str, str]]:
     """Each argument and variable with where it comes from and why."""
-    from provisioner.serving.flags import to_words
-    from provisioner.serving.launch import redact
+    from provisioner.serve.flags import to_words
+    from provisioner.serve.launch import redact
 
     rows = [
         (" ".join(redact(to_words((setting,)))), str(setting.origin), setting.why or "given on the command line")

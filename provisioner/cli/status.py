@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from provisioner.provisioning.status import Status
+    from provisioner.pipeline.status import Status
 
 
 def status(
@@ -22,9 +22,9 @@ def status(
 
     Example: [bold]provision status hynix-stable --json[/bold]
     """
-    from provisioner.cli import render
-    from provisioner.provisioning.checks import check_files, check_sources
-    from provisioner.provisioning.status import read_status
+    from provisioner.cli.shared import render
+    from provisioner.environment.integrity import check_files, check_sources
+    from provisioner.pipeline.status import read_status
 
     check = check_files if rehash else check_sources
     found = [_complete(read_status(*target, check), recipe) for target in _targets(recipe, venv)]
@@ -42,16 +42,16 @@ def status(
 def _complete(found: "Status", recipe: str | None) -> "Status":
     from dataclasses import replace
 
-    from provisioner.cli.hints import Given, complete_hint
+    from provisioner.cli.shared.hints import Given, complete_hint
 
     return replace(found, hints=tuple(complete_hint(hint, Given(recipe=recipe)) for hint in found.hints))
 
 
 def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
-    from provisioner.cli.catalogue import open_recipe
-    from provisioner.cli.context import read_context
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.context import read_context
+    from provisioner.environment.state import read_owner, state_of
     from provisioner.errors import UsageError
-    from provisioner.provisioning.state import read_owner, state_of
     from provisioner.resources import recipe_names
 
     context = read_context()

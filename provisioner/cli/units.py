@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from provisioner.recipe import Recipe
-    from provisioner.serving.units import Unit
+    from provisioner.documents.recipe import Recipe
+    from provisioner.serve.units import Unit
 
 _PASSED_ON = ("PROVISION_HOME", "PROVISION_VLLM_INDEX")
 
@@ -37,13 +37,13 @@ def units(
 
     Example: [bold]provision units hynix --model ~/models/Qwen3.8-27B-Int8 --write[/bold]
     """
-    from provisioner.cli import render
-    from provisioner.cli.catalogue import open_recipe
-    from provisioner.cli.context import read_context
     from provisioner.cli.serve import choose_section, find_places
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.context import read_context
+    from provisioner.documents.recipe import CommitBuild
     from provisioner.errors import UsageError
-    from provisioner.recipe import CommitBuild
-    from provisioner.serving.units import Manager, UnitPlan, install_commands, render_units, unit_folder
+    from provisioner.serve.units import Manager, UnitPlan, install_commands, render_units, unit_folder
 
     if user is not None and not system:
         raise UsageError(

@@ -16,17 +16,17 @@ from provisioner.records import dataclass
 if TYPE_CHECKING:
     from packaging.version import Version
 
-    from provisioner.cli.context import Context
-    from provisioner.environment.lock import Lock, LockScope
+    from provisioner.cli.shared.context import Context
+    from provisioner.documents.lock import Lock, LockScope
+    from provisioner.documents.recipe import Recipe
     from provisioner.gpu.report import VerifyReport
+    from provisioner.index.lazy import Wheel
+    from provisioner.locks.first_use import FirstUse
+    from provisioner.pipeline.execute import Outcome, Request
+    from provisioner.pipeline.plan import EnvironmentPlan
     from provisioner.progress import Reporter
-    from provisioner.provisioning.execute import Outcome, Request
-    from provisioner.provisioning.first_use import FirstUse
-    from provisioner.provisioning.forks import ForkWish
-    from provisioner.provisioning.plan import EnvironmentPlan
-    from provisioner.provisioning.series import RecipeSeries
-    from provisioner.recipe import Recipe
-    from provisioner.wheels.lazy import Wheel
+    from provisioner.series.fork import ForkWish
+    from provisioner.series.policies import RecipeSeries
 
 Venv = Annotated[Path | None, typer.Option("--venv", help="The environment's folder (default: one a recipe).")]
 Python = Annotated[str | None, typer.Option(help="The Python to use: a version or a path.")]
@@ -156,9 +156,9 @@ def _has_fork(name: str) -> bool:
 
 def _run(options: UpOptions, fork: ForkOptions) -> int:
     _refuse_contradictions(options)
-    from provisioner.cli.catalogue import open_recipe
-    from provisioner.cli.context import read_context
-    from provisioner.provisioning.preflight import check_platform
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.context import read_context
+    from provisioner.pipeline.preflight import check_platform
 
     context = read_context(options.index_url)
     if options.from_bundle is not None:
@@ -187,10 +187,10 @@ def _refuse_contradictions(options: UpOptions) -> None:
 
 def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
     """From a bundle's recipe, lock, patches and wheels; no index is asked."""
+    from provisioner.bundles.use import insist_on_host, insist_on_recipe, open_bundle, unpacking
     from provisioner.errors import UsageError
-    from provisioner.provisioning.bundle import insist_on_host, insist_on_recipe, open_bundle, unpacking
-    from provisioner.provisioning.preflight import check_platform
-    from provisioner.provisioning.store import open_series
+    from provisioner.pipeline.preflight import check_platform
+    from provisioner.series.recipe import open_series
 
     bundle = open_bundle(bundle_file.expanduser().absolute())
     name = Path(options.recipe).stem if options.recipe.endswith(".toml") else options.recipe
@@ -223,8 +223,8 @@ def _ask(
     options: UpOptions,
 ) -> "Request":
     """What the command line asks for, with packages from the user's index."""
-    from provisioner.provisioning.beside import with_beside
-    from provisioner.provisioning.execute import Request
+    from provisioner.pipeline.execute import Request
+    from provisioner.pipeline.user_patches import with_beside
 
     return Request(
         recipe=recipe,
@@ -247,13 +247,13 @@ def _answer(request: "Request", context: "Context", options: UpOptions) -> int:
 
 
 def _scope(options: UpOptions) -> "LockScope":
-    from provisioner.environment.lock import LockScope
+    from provisioner.documents.lock import LockScope
 
     return LockScope.WHEEL_ALONE if options.bare else LockScope.COMPLETE
 
 
 def _first_use(options: UpOptions, *, writes: bool) -> "FirstUse":
-    from provisioner.provisioning.first_use import FirstUse
+    from provisioner.locks.first_use import FirstUse
 
     if options.require_lock:
         return FirstUse.REFUSE
@@ -262,8 +262,8 @@ def _first_use(options: UpOptions, *, writes: bool) -> "FirstUse":
 
 def _choose_way(request: "Request", options: UpOptions) -> "Callable[..., Outcome]":
     """How the request is carried out: in place, or by a rebuild where what is in the way may go."""
-    from provisioner.provisioning.execute import provision
-    from provisioner.provisioning.rebuild import rebuild_environment, settle_rebuild
+    from provisioner.pipeline.execute import provision
+    from provisioner.pipeline.rebuild import rebuild_environment, settle_rebuild
 
     settle_rebuild(request.venv)
     return rebuild_environment if _is_replaced(request, options) else provision
@@ -271,10 +271,10 @@ def _choose_way(request: "Request", options: UpOptions) -> "Callable[..., Outcom
 
 def _choose_plan(request: "Request", options: UpOptions) -> "Callable[..., EnvironmentPlan]":
     if _is_replaced(request, options):
-        from provisioner.provisioning.rebuild import plan_rebuild
+        from provisioner.pipeline.rebuild import plan_rebuild
 
         return plan_rebuild
-    from provisioner.provisioning.execute import plan_environment
+    from provisioner.pipeline.execute import plan_environment
 
     return plan_environment
 
@@ -284,8 +284,8 @@ def _is_replaced(request: "Request", options: UpOptions) -> bool:
 
     Raises where a build may not, being newer.
     """
-    from provisioner.provisioning.execute import is_edited
-    from provisioner.provisioning.inspect import (
+    from provisioner.pipeline.execute import is_edited
+    from provisioner.pipeline.inspect import (
         Installed,
         inspect_environment,
         is_other_build,
@@ -311,7 +311,7 @@ def _choose_place(
     """The fork's wish, None where none is used, and the environment that goes with it."""
     from provisioner.cli.serve import find_places
     from provisioner.errors import UsageError
-    from provisioner.provisioning.forks import ForkWish
+    from provisioner.series.fork import ForkWish
 
     if fork and recipe.fork is None:
         raise UsageError("the recipe has no fork, so its options do not go with it", where=recipe.where)
@@ -328,9 +328,9 @@ def _choose_place(
 
 
 def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", *, writes: bool) -> "RecipeSeries":
-    from provisioner.cli.progress import open_reporter
-    from provisioner.provisioning.forks import obtain_checkout, open_fork_series, peek_checkout
-    from provisioner.provisioning.store import open_series
+    from provisioner.cli.shared.progress import open_reporter
+    from provisioner.series.fork import obtain_checkout, open_fork_series, peek_checkout
+    from provisioner.series.recipe import open_series
 
     if wish is None or recipe.fork is None:
         return open_series(recipe, version)
@@ -342,8 +342,8 @@ def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", 
 
 
 def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> None:
-    from provisioner.serving.findings import Severity
-    from provisioner.serving.fork_checks import judge_drafter
+    from provisioner.serve.findings import Severity
+    from provisioner.serve.fork_checks import judge_drafter
 
     for finding in judge_drafter(recipe, folder, os.environ, severity=Severity.WARNING):
         reporter.warn(f"{finding.what} ({', '.join(finding.evidence)}); to fetch them: {finding.next[0]}")
@@ -352,10 +352,10 @@ def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> No
 def _show_plan(
     request: Any, context: Any, *, check: bool, as_json: bool, make_plan: "Callable[..., EnvironmentPlan] | None" = None
 ) -> int:
-    from provisioner.cli import render
-    from provisioner.cli.verdicts import describe_verdict, verdict_rows
-    from provisioner.provisioning.execute import plan_environment
-    from provisioner.provisioning.plan import describe_action, taken_out
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.verdicts import describe_verdict, verdict_rows
+    from provisioner.pipeline.execute import plan_environment
+    from provisioner.pipeline.plan import describe_action, taken_out
 
     plan = (make_plan or plan_environment)(request, context.uv())
     lines, going = [describe_action(action) for action in plan.actions], taken_out(plan.actions)
@@ -372,12 +372,12 @@ def _show_plan(
 
 
 def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", options: UpOptions) -> int:
-    from provisioner.cli import render
-    from provisioner.cli.progress import open_reporter
-    from provisioner.provisioning.beside import saved_text
-    from provisioner.provisioning.plan import describe_action, taken_out
-    from provisioner.provisioning.preflight import look_at_card
-    from provisioner.provisioning.state import state_of
+    from provisioner.cli.shared import render
+    from provisioner.cli.shared.progress import open_reporter
+    from provisioner.environment.state import state_of
+    from provisioner.pipeline.plan import describe_action, taken_out
+    from provisioner.pipeline.preflight import look_at_card
+    from provisioner.pipeline.user_patches import saved_text
 
     with open_reporter() as reporter:
         preflight = look_at_card(request.recipe.card)
@@ -390,7 +390,7 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     if options.as_json:
         from dataclasses import asdict
 
-        from provisioner.cli.verdicts import describe_verdict
+        from provisioner.cli.shared.verdicts import describe_verdict
 
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "taken_out": going}
         details = {"patches": describe_verdict(outcome.verdict), "receipt": asdict(outcome.receipt)}
@@ -417,7 +417,7 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
 def _read_status(request: Any) -> dict[str, Any]:
     """What ``provision status`` would say now, for whoever would ask it next."""
     from provisioner.cli.status import describe
-    from provisioner.provisioning.status import read_status
+    from provisioner.pipeline.status import read_status
 
     return describe(read_status(request.recipe, request.venv))
 
@@ -425,7 +425,7 @@ def _read_status(request: Any) -> dict[str, Any]:
 def _check_on_card(request: Any, options: UpOptions, reporter: "Reporter") -> "VerifyReport | None":
     """The quick check where a card is there and no former pass still holds; None where nothing was checked."""
     from provisioner.environment.site import find_site
-    from provisioner.provisioning.verification import record_skip, verify_if_needed
+    from provisioner.pipeline.verification import record_skip, verify_if_needed
 
     if request.bare:
         return None

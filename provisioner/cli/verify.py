@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from provisioner.documents.recipe import Recipe
     from provisioner.gpu.report import VerifyReport
     from provisioner.gpu.verify import Wish
-    from provisioner.recipe import Recipe
 
 
 def verify(
@@ -56,10 +56,10 @@ def _make_wish(*, full: bool, occupancy: str | None, model: Path | None) -> "Wis
 
 
 def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: "Wish") -> "VerifyReport":
-    from provisioner.cli.progress import open_reporter
+    from provisioner.cli.shared.progress import open_reporter
     from provisioner.environment.site import find_site
     from provisioner.gpu.report import VerifyReport
-    from provisioner.provisioning.verification import allocator_of, find_card, verify_site
+    from provisioner.pipeline.verification import allocator_of, find_card, verify_site
 
     card = find_card(gpu, os.environ, form=wish.form)
     if isinstance(card, VerifyReport):
@@ -71,10 +71,10 @@ def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: "Wish"
 
 
 def _find_environment(recipe: str | None, venv: Path | None) -> "tuple[Recipe | None, Path]":
-    from provisioner.cli.catalogue import open_recipe
-    from provisioner.cli.context import read_context
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.context import read_context
+    from provisioner.environment.state import read_owner, state_of
     from provisioner.errors import UsageError
-    from provisioner.provisioning.state import read_owner, state_of
     from provisioner.resources import recipe_names
 
     context = read_context()
@@ -102,7 +102,7 @@ def _write(found: "VerifyReport", path: Path) -> None:
 
 
 def _show(found: "VerifyReport", *, as_json: bool) -> int:
-    from provisioner.cli import render
+    from provisioner.cli.shared import render
     from provisioner.gpu.report import describe, print_report
 
     render.print_text(print_report(found) if as_json else "\n".join(describe(found)))

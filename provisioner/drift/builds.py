@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from provisioner.errors import NoSuchBuildError
+from provisioner.index.settings import IndexSettings
+from provisioner.index.source import find_builds as find_wheels
+from provisioner.index.source import parse_spec
+from provisioner.index.transport import Transport
 from provisioner.wheels.names import Candidate, Target, choose_each
-from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import find_builds as find_wheels
-from provisioner.wheels.source import parse_spec
-from provisioner.wheels.transport import Transport
 
 
 @dataclass(frozen=True, kw_only=True)

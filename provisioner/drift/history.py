@@ -7,8 +7,8 @@ from pathlib import Path
 
 from provisioner.drift.model import HOLDS, Build, has_whole_text
 from provisioner.errors import UsageError
+from provisioner.index.commits import run_git
 from provisioner.patching.model import PatchVerdict
-from provisioner.wheels.commits import run_git
 
 _SHORTEST = 7
 

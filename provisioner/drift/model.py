@@ -1,4 +1,4 @@
-"""The nouns of drift: builds, cells, what a verdict means for a recipe, and the key of a drift. Pure data."""
+"""The nouns of drift: builds, cells, what a verdict means for a recipe, and the key of a drift. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from typing import Final
 from packaging.version import Version
 
 from provisioner.digests import Digest
+from provisioner.documents.recipe import DriftResponse, PatchPolicy
 from provisioner.patching.model import PatchVerdict, Verdict
-from provisioner.recipe import DriftResponse, PatchPolicy
 
 HOLDS: Final = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET, Verdict.APPLIED, Verdict.ALREADY_IN_SERIES})
 Row = tuple[str, str]

@@ -9,22 +9,22 @@ from functools import partial
 from packaging.version import Version
 
 from provisioner.digests import Digest
+from provisioner.documents.recipe import DriftResponse
 from provisioner.drift.explain import Account, explain_patch, tell_changes
 from provisioner.drift.history import Ancestry, Witness, tell_history
 from provisioner.drift.model import Build, Cell, Column, Cost, DriftReport, Unread, age_of, drift_key, respond
+from provisioner.environment.facts import shipped_facts
 from provisioner.errors import ProvisionError
-from provisioner.patching.gather import shipped_facts
+from provisioner.index.lazy import Wheel
+from provisioner.index.settings import IndexSettings
+from provisioner.index.source import open_cache, open_wheel
+from provisioner.index.transport import Transport
 from provisioner.patching.model import Create, FileFacts, Patch, PatchVerdict, SeriesPatch
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.progress import Reporter
-from provisioner.provisioning.series import RecipeSeries
-from provisioner.recipe import DriftResponse
-from provisioner.wheels.lazy import Wheel
+from provisioner.series.policies import RecipeSeries
 from provisioner.wheels.names import Candidate
 from provisioner.wheels.record import Record
-from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import open_cache, open_wheel
-from provisioner.wheels.transport import Transport
 
 WORKERS = 8
 _Key = tuple[object, ...]

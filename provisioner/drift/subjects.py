@@ -7,14 +7,14 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from provisioner.documents.recipe import Recipe
 from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
+from provisioner.index.lazy import Wheel
 from provisioner.patching.model import SeriesPatch
-from provisioner.provisioning.series import RecipeSeries
-from provisioner.provisioning.store import OpenStore
-from provisioner.recipe import Recipe
 from provisioner.resources import patches_folder, stored_patch_names
-from provisioner.wheels.lazy import Wheel
+from provisioner.series.policies import RecipeSeries
+from provisioner.series.recipe import OpenStore
 
 
 def recipe_subjects(recipes: Iterable[Recipe], frozen: Mapping[str, Version]) -> tuple[Subject, ...]:
@@ -36,9 +36,9 @@ def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None, base
     A folder of the store's form gives, on every build, its variant for that version. ``base`` is the wheel that loose
     patches were cut against, from which the scopes of their hunks are learnt.
     """
-    from provisioner.patching.stack import Reading
-    from provisioner.provisioning.judging import cut_against
-    from provisioner.provisioning.sources import Wanted, has_variants, read_sources
+    from provisioner.pipeline.evaluate import cut_against
+    from provisioner.series.files import Reading
+    from provisioner.series.sources import Wanted, has_variants, read_sources
 
     wanted = Wanted(names=tuple(map(str, patches)), reading=Reading(strip=strip, root=root))
 
@@ -60,7 +60,7 @@ def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:
 
     Raises UsageError for one that is not.
     """
-    from provisioner.provisioning.sources import near_names
+    from provisioner.series.sources import near_names
 
     frozen = {}
     for text in texts:

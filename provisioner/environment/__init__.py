@@ -1,1 +1,1 @@
-"""The virtual environment: its lock, uv, and what is installed in it."""
+"""The virtual environment: uv, what is installed in it, and what the tool keeps there."""

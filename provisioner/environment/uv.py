@@ -16,6 +16,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from provisioner.documents.recipe import PythonChoice
 from provisioner.environment.site import ask_interpreter
 from provisioner.errors import (
     CannotObtainError,
@@ -26,7 +27,6 @@ from provisioner.errors import (
     ResolutionError,
 )
 from provisioner.progress import Reporter
-from provisioner.recipe import PythonChoice
 from provisioner.records import dataclass
 
 INSTALL_TIMEOUT_SECONDS = 3600

@@ -1,4 +1,4 @@
-"""The Marlin weight layout, stated once: three ways to pack a quantised weight into int32 words.
+"""The Marlin weight layout, stated once: three ways to pack a quantised weight into int32 words. Pure.
 
 A weight is a matrix of unsigned values of 4 or 8 bits, ``size_k`` rows (inputs) by ``size_n`` columns (outputs);
 ``32 // bits`` of them share a word. Position 0 of a word is its least significant bits.

@@ -1,1 +1,1 @@
-"""The patch engine: parse, match, judge, plan, write."""
+"""The patch engine: parse, match, judge, plan. Pure."""

@@ -1,5 +1,7 @@
 """Patch text to a :class:`Patch` and back: unified diffs as people have them; what is not wholly understood is refused.
 
+Pure.
+
 Accepted: plain unified diffs and git's, with or without prefixes, at any strip level, with timestamps, prose before the
 first header, and after a hunk once a blank line or a mail signature stands between; several commits in one text; CRLF
 line ends of the patch itself; empty context lines that lost their one space; a last line without newline.

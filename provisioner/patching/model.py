@@ -1,4 +1,4 @@
-"""The nouns of the patch engine: what a patch says, what a file is, what was found. Pure data.
+"""The nouns of the patch engine: what a patch says, what a file is, what was found. Pure.
 
 Every path is posix and relative to site-packages; every text is bytes; a line never holds its line end.
 """

@@ -1,4 +1,4 @@
-"""What a plan consists of: one effect on one file each. Pure data.
+"""What a plan consists of: one effect on one file each. Pure.
 
 Paths are posix and relative to site-packages. Every step names what it expects to find, so that a step on anything else
 can be refused.

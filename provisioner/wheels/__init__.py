@@ -1,1 +1,1 @@
-"""Finding and reading wheels."""
+"""What a wheel is: names, index pages, RECORD, the zip directory. Pure."""

@@ -5,8 +5,8 @@ import pytest
 
 from provisioner.cli.main import main
 from provisioner.digests import digest_of
-from provisioner.wheels.cache import WheelCache
-from provisioner.wheels.settings import cache_folder
+from provisioner.index.cache import WheelCache
+from provisioner.index.settings import cache_folder
 
 
 @pytest.fixture

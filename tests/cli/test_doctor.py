@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 
 from provisioner.cli.main import main
+from provisioner.doctor import examine
+from provisioner.doctor.examine import Instruments
 from provisioner.gpu.devices import NoDriverError, read_inventory
-from provisioner.serving.cards import KernelLog
-from provisioner.serving.doctor import examine
-from provisioner.serving.doctor.examine import Instruments
-from tests.gpu.fake_nvml import FakeNvml
-from tests.serving.environments import PATCHED, make_environment
+from provisioner.serve.cards import KernelLog
+from tests.support.environments import PATCHED, make_environment
+from tests.support.fake_nvml import FakeNvml
 
 CHECK_KEYS = {"id", "title", "outcome", "looked_at", "findings"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.hints import Given, complete_hint, read_given
 from provisioner.cli.main import main
+from provisioner.cli.shared.hints import Given, complete_hint, read_given
 
 VENV = ("--venv", "/srv/my venv")
 

@@ -56,7 +56,7 @@ def test_the_list_of_commands_loads_none_of_them():
     script = "import sys; from provisioner.cli.main import main; main(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     loaded = {name for name in done.stdout.split() if name.startswith("provisioner.cli.")}
-    assert loaded <= {f"provisioner.cli.{name}" for name in ("app", "main", "render", "words")}
+    assert loaded <= {f"provisioner.cli.{name}" for name in ("app", "main", "shared", "shared.render", "shared.argv")}
 
 
 def test_one_command_alone_is_the_same_command():
@@ -120,7 +120,7 @@ def test_every_ending_has_its_exit_code(error, code, monkeypatch, capsys):
     def fail():
         raise error
 
-    monkeypatch.setattr("provisioner.cli.catalogue.all_recipes", fail)
+    monkeypatch.setattr("provisioner.cli.shared.catalogue.all_recipes", fail)
     assert main(["recipes"]) == code
     assert capsys.readouterr().err
 
@@ -235,7 +235,7 @@ def test_every_ending_is_one_json_object_when_asked(error, code, monkeypatch, ca
     def fail():
         raise error
 
-    monkeypatch.setattr("provisioner.cli.catalogue.all_recipes", fail)
+    monkeypatch.setattr("provisioner.cli.shared.catalogue.all_recipes", fail)
     assert main(["recipes", "--json"]) == json.loads(capsys.readouterr().out)["exit"]
     main(["recipes", "--json"])
     assert json.loads(capsys.readouterr().out)["code"] == code

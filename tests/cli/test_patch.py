@@ -663,14 +663,14 @@ def test_a_name_with_control_characters_breaks_no_table(desk: Desk) -> None:
 
 
 def test_an_interrupted_change_is_told_and_put_right_by_the_next_apply(desk: Desk) -> None:
-    from tests.patching.trees import CountingFileSystem
+    from tests.support.trees import CountingFileSystem
 
     patch = desk.patch("a", two=[(b"value = 1", b"value = 10")], one=[(b"last = 1", b"last = 2")])
     child = os.fork()
     if child == 0:
         import signal
 
-        import provisioner.patching.transaction as transaction
+        import provisioner.transaction.transaction as transaction
 
         execute = transaction.execute
 
@@ -718,8 +718,8 @@ def test_a_finished_tree_that_cannot_be_written_is_as_good_as_any(desk: Desk) ->
 
 
 def test_a_full_disk_beside_the_transaction_is_told_for_what_it_is(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    import provisioner.patching.objects as objects
-    import provisioner.provisioning.state as state
+    import provisioner.environment.state as state
+    import provisioner.transaction.objects as objects
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

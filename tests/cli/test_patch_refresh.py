@@ -8,8 +8,8 @@ from packaging.version import Version
 
 from provisioner.cli.main import main
 from provisioner.digests import digest_of
-from provisioner.patching.store import open_stored_patch
-from tests.drift.builds import build
+from provisioner.series.store import open_stored_patch
+from tests.support.drift_builds import build
 from tests.support.index_server import IndexServer
 from tests.support.wheels import wheel_filename
 

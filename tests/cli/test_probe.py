@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from provisioner.cli.main import main
-from provisioner.cli.probe_options import parse_counts, read_key
-from provisioner.cli.probe_tables import print_spread
+from provisioner.cli.probe.options import parse_counts, read_key
+from provisioner.cli.probe.tables import print_spread
 from provisioner.errors import UsageError
-from provisioner.serving.probes.model import Spread
-from provisioner.serving.probes.record import read_run, to_json
-from tests.serving.probe_runs import run_of
+from provisioner.probes.model import Spread
+from provisioner.probes.record import read_run, to_json
 from tests.support.openai_server import Behaviour, FakeServer, serve_in_thread
+from tests.support.probe_runs import run_of
 
 SMALL = ("--context", "200,400", "--repeats", "2")
 
@@ -160,7 +160,7 @@ def test_the_key_comes_from_the_file_or_the_environment_and_shows_nowhere(
 def test_the_record_names_recipe_and_receipt(
     fake: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from provisioner.receipt import InstalledBuild, Receipt, print_receipt
+    from provisioner.documents.receipt import InstalledBuild, Receipt, print_receipt
 
     build = InstalledBuild(
         distribution="vllm", version="0.27.1", commit=None, variant=None, wheel=None, wheel_sha256=None

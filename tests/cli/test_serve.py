@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.cli.main import main
-from tests.serving.environments import PATCHED, make_environment, make_recorder, read_record
+from tests.support.environments import PATCHED, make_environment, make_recorder, read_record
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPE = """\
@@ -314,8 +314,8 @@ def test_an_executable_that_cannot_run_is_an_error_with_its_name(place):
 def rig(tmp_path, monkeypatch):
     """A GeForce, a Hynix and a Samsung card, in this order; returns the words that serve hynix-stable on it."""
     from provisioner.gpu.devices import read_inventory
-    from provisioner.serving import cards, prepare
-    from tests.gpu.fake_nvml import mixed_rig
+    from provisioner.serve import cards, prepare
+    from tests.support.fake_nvml import mixed_rig
 
     monkeypatch.setattr(cards, "read_inventory", lambda nvml: read_inventory(mixed_rig()))
     monkeypatch.setattr(prepare, "read_kernel_log", lambda: cards.KernelLog(lines=(), source=None, why_not="closed"))
@@ -369,8 +369,8 @@ def test_a_samsung_card_under_a_hynix_recipe(rig, capsys):
 )
 def test_a_card_that_does_not_answer_is_not_started_on(rig, capsys, monkeypatch, verdict, code, line):
     from provisioner.gpu.health import Probe, ProbeVerdict
-    from provisioner.serving import prepare
-    from provisioner.serving.cards import judge_probe
+    from provisioner.serve import prepare
+    from provisioner.serve.cards import judge_probe
 
     result = Probe(verdict=ProbeVerdict(verdict), steps=(), why="so", seconds=1.0)
     monkeypatch.setattr(prepare, "judge_probe", lambda card: judge_probe(card, probe=lambda _: result))

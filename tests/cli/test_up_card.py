@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from provisioner.cli import up
-from provisioner.cli.catalogue import open_recipe
+from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.environment.site import find_site
+from provisioner.environment.state import Owner, read_receipt, write_owner, write_receipt
 from provisioner.gpu.devices import read_inventory
 from provisioner.gpu.report import Verdict
 from provisioner.gpu.verify import gather_facts, report_not_run
-from provisioner.provisioning import preflight, verification
-from provisioner.provisioning.state import Owner, read_receipt, write_owner, write_receipt
-from tests.gpu.fake_nvml import FakeNvml
-from tests.provisioning.test_verification import RECEIPT, make_venv
+from provisioner.pipeline import preflight, verification
+from tests.pipeline.test_verification import RECEIPT, make_venv
+from tests.support.fake_nvml import FakeNvml
 
 OPTIONS = up.UpOptions(
     recipe="hynix-stable",

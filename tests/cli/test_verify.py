@@ -12,9 +12,9 @@ from provisioner.cli.main import main
 from provisioner.gpu.devices import read_inventory
 from provisioner.gpu.report import Form, Health, Verdict
 from provisioner.gpu.verify import FixedOccupancy, ShareOfFree, Wish, report_not_run
-from provisioner.provisioning import verification
-from tests.gpu.fake_nvml import GIB, FakeNvml
-from tests.provisioning.test_verification import make_venv
+from provisioner.pipeline import verification
+from tests.pipeline.test_verification import make_venv
+from tests.support.fake_nvml import GIB, FakeNvml
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from typing import Any
 import asyncssh
 from uv import find_uv_bin
 
-from provisioner.provisioning.own_wheel import read_own_tool
+from provisioner.bundles.self_wheel import read_own_tool
+from provisioner.index.settings import IndexSettings
+from provisioner.index.source import candidates, open_wheel, parse_spec
 from provisioner.resources import patches_folder
 from provisioner.wheels.names import Target, choose
-from provisioner.wheels.settings import IndexSettings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
 from tests.support.index_server import IndexServer, Mood
 from tests.support.wheels import select_files, wheel_bytes, wheel_filename
 

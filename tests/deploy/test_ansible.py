@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("ansible", reason="ansible-core is not installed (extra: fleet)")
 pytest.importorskip("asyncssh", reason="asyncssh is not installed (extra: fleet)")
 
-from provisioner.wheels.settings import read_settings
+from provisioner.index.settings import read_settings
 from tests.deploy.fleet import PATCH, Fleet, FrontIndex, Host, Run, can_unshare, make_wedged_card, stock
 from tests.support.wheels import wheel_bytes, write_wheel
 

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from provisioner.wheels.settings import IndexSettings
-from tests.drift.builds import HISTORY, build
+from provisioner.index.settings import IndexSettings
+from tests.support.drift_builds import HISTORY, build
 from tests.support.index_server import IndexServer
 from tests.support.wheels import wheel_filename
 

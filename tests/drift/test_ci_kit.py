@@ -18,10 +18,10 @@ import requests
 from provisioner.drift.issue import MARK, Deed, Tracker, print_body, state_key, update_issue
 from provisioner.drift.reports.data import describe_report, print_report_json
 from provisioner.errors import NetworkError
-from tests.drift.builds import HISTORY, PATCH, build
-from tests.drift.issue_api import IssueApi
 from tests.drift.test_scan import run
+from tests.support.drift_builds import HISTORY, PATCH, build
 from tests.support.index_server import IndexServer, Mood
+from tests.support.issue_api import IssueApi
 from tests.support.wheels import wheel_filename
 
 ROOT = Path(__file__).parents[2]

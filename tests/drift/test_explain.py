@@ -9,13 +9,13 @@ import pytest
 from packaging.version import Version
 
 from provisioner.digests import digest_of
+from provisioner.documents.recipe import DriftResponse, PatchPolicy
 from provisioner.drift.explain import explain_patch, find_nearest, find_signature, tell_changes
 from provisioner.drift.model import Cell, Column
 from provisioner.drift.scan import build_of
 from provisioner.patching.diff import parse_patch
 from provisioner.patching.model import Cut, FileFacts, SeriesPatch
 from provisioner.patching.series import judge_series
-from provisioner.recipe import DriftResponse, PatchPolicy
 from provisioner.wheels.names import Candidate
 
 BASE = b"""\

@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from provisioner.cli.main import main
 from provisioner.digests import digest_of
+from provisioner.documents.recipe import DriftResponse, PatchPolicy
 from provisioner.drift.builds import find_builds
 from provisioner.drift.history import Ancestry, CloneHistory, ask_first_to_know, listed_history, open_clone
 from provisioner.drift.model import Build, Cell
@@ -17,8 +18,7 @@ from provisioner.drift.reports.text import print_text
 from provisioner.drift.scan import scan
 from provisioner.errors import UsageError
 from provisioner.progress import Silence
-from provisioner.recipe import DriftResponse, PatchPolicy
-from tests.drift.builds import CHANGED, MERGED, PATCH, build, subject
+from tests.support.drift_builds import CHANGED, MERGED, PATCH, build, subject
 from tests.support.index_server import IndexServer
 from tests.support.wheels import wheel_filename
 

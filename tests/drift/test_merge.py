@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from provisioner.cli.main import main
 from provisioner.digests import digest_of
+from provisioner.documents.recipe import PatchPolicy
 from provisioner.drift.bisect import find_turns
 from provisioner.drift.builds import find_builds
 from provisioner.drift.explain import explain_patch, tell_changes
@@ -33,9 +34,8 @@ from provisioner.errors import InvalidReportError
 from provisioner.patching.model import FileFacts
 from provisioner.patching.series import judge_series
 from provisioner.progress import Silence
-from provisioner.provisioning.series import RecipeSeries
-from provisioner.recipe import PatchPolicy
-from tests.drift.builds import HISTORY, PATCH, subject
+from provisioner.series.policies import RecipeSeries
+from tests.support.drift_builds import HISTORY, PATCH, subject
 from tests.support.index_server import IndexServer, Mood
 from tests.support.wheels import wheel_filename
 

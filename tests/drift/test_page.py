@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.documents.recipe import PatchPolicy
 from provisioner.drift.reports.html import print_html
-from provisioner.recipe import PatchPolicy
-from tests.drift.builds import subject
 from tests.drift.test_scan import run
+from tests.support.drift_builds import subject
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from provisioner.index.settings import read_settings
+from provisioner.index.source import candidates, open_wheel, parse_spec
 from provisioner.patching.compare import patch_between
 from provisioner.patching.diff import print_patch
-from provisioner.wheels.settings import read_settings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
 
 pytestmark = pytest.mark.network
 

@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 import pytest
 from packaging.version import Version
 
+from provisioner.documents.recipe import DriftResponse, PatchPolicy
 from provisioner.drift.bisect import find_turns
 from provisioner.drift.builds import find_builds
 from provisioner.drift.model import DriftReport, drift_key, response_to
@@ -18,9 +19,8 @@ from provisioner.drift.subjects import stack_subject
 from provisioner.errors import NoSuchBuildError, UsageError
 from provisioner.patching.model import Verdict
 from provisioner.progress import Silence
-from provisioner.recipe import DriftResponse, PatchPolicy
 from provisioner.resources import patches_folder
-from tests.drift.builds import PATCH, subject
+from tests.support.drift_builds import PATCH, subject
 from tests.support.index_server import IndexServer, Mood
 from tests.support.wheels import wheel_filename
 
@@ -149,7 +149,7 @@ def test_annotations_cannot_be_broken_out_of(settings):
 def test_a_listed_commit_without_a_build_is_told(index: IndexServer, settings, tmp_path):
     from dataclasses import replace
 
-    from tests.drift.builds import OLD, build
+    from tests.support.drift_builds import OLD, build
 
     commit = "a" * 40
     index.add_build(commit, {wheel_filename(f"1.9.dev1+g{commit[:9]}"): build(f"1.9.dev1+g{commit[:9]}", OLD)})

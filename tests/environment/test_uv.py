@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from provisioner.documents.recipe import PythonChoice
 from provisioner.environment import uv as uv_room
 from provisioner.environment.site import venv_python
 from provisioner.errors import HashMismatchError, NoInterpreterError, ResolutionError
 from provisioner.progress import Silence
-from provisioner.recipe import PythonChoice
 from tests.support.wheels import wheel_bytes, write_wheel
 
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -48,7 +48,7 @@ def child() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def library(build_library: "Build") -> Path:
-    from .op_library import build_op_library
+    from tests.gpu.op_library import build_op_library
 
     return build_op_library(build_library)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Build
+from tests.gpu.conftest import Build
 
 NAME = "_C_stable_libtorch.abi3.so"
 

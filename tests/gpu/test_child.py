@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from provisioner.gpu.selection import Selection, select_cases
-
-from .conftest import MARLIN, Recorder, leave_numba_out
+from tests.gpu.conftest import MARLIN, Recorder, leave_numba_out
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the child cannot run")
 

@@ -14,8 +14,7 @@ from provisioner.gpu.devices import (
     visibility_of,
 )
 from provisioner.gpu.model import CardBin, CardProcess, Link, LostCard
-
-from .fake_nvml import GIB, FakeCard, FakeNvml, mixed_rig
+from tests.support.fake_nvml import GIB, FakeCard, FakeNvml, mixed_rig
 
 
 def test_a_card_in_full() -> None:

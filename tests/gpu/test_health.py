@@ -15,9 +15,8 @@ from provisioner.gpu.health import (
     probe_card,
 )
 from provisioner.gpu.model import Card, ProbeStep, ProbeVerdict
-
-from .conftest import Build
-from .fake_nvml import GIB, FakeCard, FakeNvml
+from tests.gpu.conftest import Build
+from tests.support.fake_nvml import GIB, FakeCard, FakeNvml
 
 XID = "3,1201,987654321,-;NVRM: Xid (PCI:0000:{slot}): {code}, pid=7, name=python3, Ch 00000010\n SUBSYSTEM=pci\n"
 

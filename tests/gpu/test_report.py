@@ -31,8 +31,7 @@ from provisioner.gpu.report import (
     summarize,
 )
 from provisioner.gpu.xid import XidEvent
-
-from .fake_nvml import GIB, FakeNvml
+from tests.support.fake_nvml import GIB, FakeNvml
 
 DIFFERENCE = Difference(
     left="compiled",

@@ -39,10 +39,9 @@ from provisioner.gpu.verify import (
     verify_card,
 )
 from provisioner.progress import Silence
-
-from .conftest import GPU, MARLIN
-from .fake_nvml import GIB, FakeCard, FakeNvml
-from .op_library import NAME
+from tests.gpu.conftest import GPU, MARLIN
+from tests.gpu.op_library import NAME
+from tests.support.fake_nvml import GIB, FakeCard, FakeNvml
 
 MIB = 1 << 20
 CARD = read_inventory(FakeNvml()).cards[0]

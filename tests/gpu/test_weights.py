@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from provisioner.marlin.layout import Layout, Packing, pack_values
-
-from .conftest import MARLIN, Recorder, leave_numba_out, load_by_path
+from tests.gpu.conftest import MARLIN, Recorder, leave_numba_out, load_by_path
 
 np = pytest.importorskip("numpy", reason="numpy is not installed: the child cannot run")
 torch = pytest.importorskip("torch", reason="torch is not installed: the child cannot run")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.wheels.names import Target, choose
-from provisioner.wheels.settings import read_settings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
-from provisioner.wheels.transport import Transport
+from provisioner.index.settings import read_settings
+from provisioner.index.source import candidates, open_wheel, parse_spec
+from provisioner.index.transport import Transport
 
 ReadRelease = Callable[[str, Iterable[str]], Mapping[str, bytes]]
 

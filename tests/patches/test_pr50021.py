@@ -18,10 +18,10 @@ from packaging.version import Version
 from provisioner.digests import digest_of
 from provisioner.patching.hunks import Applied, apply_change
 from provisioner.patching.model import Verdict
-from provisioner.patching.store import PatchVariant, load_series_patch, open_stored_patch
+from provisioner.series.store import PatchVariant, load_series_patch, open_stored_patch
 from provisioner.resources import patches_folder
 
-from .conftest import ReadRelease
+from tests.patches.conftest import ReadRelease
 
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -19,11 +19,11 @@ from provisioner.marlin.cases import Case, random_words
 from provisioner.marlin.layout import Activation, Layout, Packing, all_layouts, reference_repack
 from provisioner.patching.hunks import Applied, apply_change, cut_of, reverse_change
 from provisioner.patching.model import Create, Cut, Modify, Patch, Verdict
-from provisioner.patching.store import StoredPatch, cuts_of, load_series_patch, read_stored_patch
+from provisioner.series.store import StoredPatch, cuts_of, load_series_patch, read_stored_patch
 from provisioner.wheels.names import Target, choose
-from provisioner.wheels.settings import read_settings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
-from provisioner.wheels.transport import Transport
+from provisioner.index.settings import read_settings
+from provisioner.index.source import candidates, open_wheel, parse_spec
+from provisioner.index.transport import Transport
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDER = REPOSITORY / "patches/sm80-cpu-repack"

@@ -11,7 +11,7 @@ from provisioner.patching.hunks import Applied, reverse_change
 from provisioner.patching.model import HARMLESS, Create, Modify, SeriesPatch, Verdict
 from provisioner.patching.plan import make_plan, plan_revert
 from provisioner.patching.steps import ReplaceFile
-from tests.patching.small import (
+from tests.support.small import (
     MATH,
     NEW,
     OPS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from provisioner.patching.diff import manifest_of, parse_patch, print_patch
 from provisioner.patching.hunks import NO_CUT, Applied, Refused, apply_change, cut_of, reverse_of
 from provisioner.patching.model import Create, Cut, Modify, Patch, Rename, Verdict
-from tests.patching.peers import GitTrees, gnu_diff
+from tests.support.peers import GitTrees, gnu_diff
 
 CODE = (b"def f():", b"    a = 1", b"    return a", b"", b"class C:", b"    def g(self):", b"x = (", b")")
 ODD = (

@@ -13,7 +13,7 @@ from provisioner.errors import InvalidPatchError
 from provisioner.patching.diff import parse_patch
 from provisioner.patching.hunks import Applied, apply_change
 from provisioner.patching.model import Cut, Rename
-from tests.patching.peers import GitTrees, Tree, git_apply, gnu_patch
+from tests.support.peers import GitTrees, Tree, git_apply, gnu_patch
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("git") and shutil.which("patch")), reason="git and GNU patch are not installed"

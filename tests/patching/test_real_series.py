@@ -9,20 +9,20 @@ from random import Random
 
 import pytest
 
+from provisioner.index.lazy import Wheel
+from provisioner.index.settings import IndexSettings, read_settings
+from provisioner.index.source import candidates, open_wheel, parse_spec
+from provisioner.index.transport import Transport
 from provisioner.patching.compare import patch_between
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.hunks import apply_change, reverse_of
 from provisioner.patching.model import FileFacts, Modify, Patch, SeriesPatch, Verdict
 from provisioner.patching.plan import make_plan, plan_revert, plan_without
 from provisioner.patching.series import judge_series, learn_cuts, touched_paths
-from provisioner.wheels.lazy import Wheel
 from provisioner.wheels.names import Target, choose
 from provisioner.wheels.record import Record
-from provisioner.wheels.settings import IndexSettings, read_settings
-from provisioner.wheels.source import candidates, open_wheel, parse_spec
-from provisioner.wheels.transport import Transport
-from tests.patching.real_series import OPS, SHIPPED, make_series
-from tests.patching.small import Tree, carry_out, verdicts
+from tests.support.real_series import OPS, SHIPPED, make_series
+from tests.support.small import Tree, carry_out, verdicts
 
 pytestmark = pytest.mark.network
 

@@ -11,7 +11,7 @@ from provisioner.patching.model import FileFacts, Rename, SeriesPatch, Verdict
 from provisioner.patching.plan import foreign_paths, make_plan, plan_revert, plan_without, reset_foreign, steps_to
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.patching.steps import CreateFile, DeleteFile, SetMode
-from tests.patching.small import (
+from tests.support.small import (
     MATH,
     NEW,
     OPS,

@@ -14,7 +14,7 @@ from provisioner.patching.model import FileFacts, Rename, SeriesPatch, SeriesVer
 from provisioner.patching.plan import make_plan, plan_revert, steps_to
 from provisioner.patching.series import judge_series, learn_cuts, touched_paths
 from provisioner.patching.steps import CreateFile, DeleteFile, ReplaceFile, SetMode
-from tests.patching.peers import GitTrees
+from tests.support.peers import GitTrees
 
 Tree = dict[str, bytes]
 NAMES = ("p/a.py", "p/b.py", "p/c.py")

@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from provisioner.digests import digest_of, digest_to_record
-from provisioner.wheels.lazy import Wheel
+from provisioner.index.lazy import Wheel
 
 TAG = "cp38-abi3-manylinux_2_28_x86_64"
 _MOMENT = (2026, 8, 20, 12, 0, 0)

@@ -1,4 +1,4 @@
-"""The report as JSON, schema ``provision/drift/1``."""
+"""The report as JSON, schema ``provision/drift/1``. Pure."""
 
 import json
 from dataclasses import asdict

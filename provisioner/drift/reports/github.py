@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from provisioner.documents.recipe import DriftResponse
 from provisioner.drift.model import Cell, DriftReport
 from provisioner.drift.reports.text import changes, describe_turn, holes
-from provisioner.recipe import DriftResponse
 
 _LEVELS = {DriftResponse.FAIL: "error", DriftResponse.WARN: "warning", DriftResponse.NOTICE: "notice"}
 

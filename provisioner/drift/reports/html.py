@@ -6,9 +6,9 @@ from importlib.resources import files
 from string import Template
 
 from provisioner.counts import count_text
+from provisioner.documents.recipe import DriftResponse
 from provisioner.drift.model import Cell, Column, DriftReport, HunkView, Row, Turn, Unread
 from provisioner.drift.reports.text import describe_turn, letter_of, letters_used
-from provisioner.recipe import DriftResponse
 
 _MEANING = {
     DriftResponse.IGNORE: "holds",

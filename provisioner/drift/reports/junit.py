@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from provisioner.documents.recipe import DriftResponse
 from provisioner.drift.model import Bisection, Cell, Column, DriftReport, Row
 from provisioner.drift.reports.text import describe_turn
-from provisioner.recipe import DriftResponse
 
 
 def print_junit(report: DriftReport) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from provisioner.counts import count_text
+from provisioner.documents.recipe import DriftResponse
 from provisioner.drift.model import Cell, DriftReport, Unread
 from provisioner.drift.reports.text import changes, describe_turn, holes, legend, letter_of
-from provisioner.recipe import DriftResponse
 
 
 def print_markdown(report: DriftReport) -> str:

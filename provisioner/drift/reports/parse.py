@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from packaging.version import InvalidVersion, Version
 
+from provisioner.documents.recipe import DriftResponse, PatchPolicy
 from provisioner.drift.model import (
     Bisection,
     Build,
@@ -23,7 +24,6 @@ from provisioner.drift.model import (
 from provisioner.drift.reports.data import describe_findings
 from provisioner.errors import InvalidReportError
 from provisioner.patching.model import FileVerdict, HunkVerdict, PatchVerdict, Verdict
-from provisioner.recipe import DriftResponse, PatchPolicy
 from provisioner.tables import Table
 
 REPORT, BISECTION = "provision/drift/1", "provision/drift-bisect/1"

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from provisioner.counts import count_text
+from provisioner.documents.recipe import DriftResponse
 from provisioner.drift.bisect import answer_of
 from provisioner.drift.model import Bisection, Cell, Column, DriftReport, Row, Turn, Unread
 from provisioner.patching.model import Verdict
-from provisioner.recipe import DriftResponse
 
 LETTERS = {
     Verdict.APPLIES: "=",

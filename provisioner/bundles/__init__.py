@@ -1,0 +1,1 @@
+"""One file for hosts without a network: made, checked, used."""

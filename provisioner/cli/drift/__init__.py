@@ -1,0 +1,1 @@
+"""``provision drift`` and ``provision drift-issue``."""

@@ -1,0 +1,1 @@
+"""``provision patch`` and ``provision patches``."""

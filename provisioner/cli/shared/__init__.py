@@ -1,0 +1,1 @@
+"""What commands share: the surroundings, options, tables and output."""

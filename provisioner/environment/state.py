@@ -1,0 +1,96 @@
+"""What the tool keeps inside an environment: whose it is, the receipt, and the bytes behind it."""
+
+import json
+from pathlib import Path
+
+from provisioner.documents.receipt import FILE_NAME, Receipt, parse_receipt, print_receipt
+from provisioner.environment.site import STATE_FOLDER
+from provisioner.errors import InvalidReceiptError
+from provisioner.files import write_whole
+from provisioner.records import dataclass
+from provisioner.tables import Table, load_json
+from provisioner.transaction.objects import ObjectStore
+
+OWNER_FILE = "environment.json"
+OWNER_SCHEMA = "provision/environment/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """Written before anything else, so that an interrupted first run leaves an environment that is known as ours.
+
+    ``adopted`` tells that others made it: its packages are left as they are, and only patches are ours.
+    """
+
+    recipe: str
+    tool: str
+    adopted: bool = False
+
+
+def read_owner(state_dir: Path) -> Owner | None:
+    """Whose environment this is; None where it is not ours.
+
+    Raises InvalidReceiptError for a file that is not understood.
+    """
+    path = state_dir / OWNER_FILE
+    try:
+        values = load_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
+    if not isinstance(values, dict):
+        raise InvalidReceiptError("not a JSON object", where=str(path))
+    table = Table(values, where=str(path), error=InvalidReceiptError)
+    if table.take("schema", str) != OWNER_SCHEMA:
+        raise table.fail("unknown schema", "schema", expected=OWNER_SCHEMA)
+    owner = Owner(
+        recipe=table.take("recipe", str), tool=table.take("tool", str), adopted=table.take_or("adopted", bool, False)
+    )
+    table.close()
+    return owner
+
+
+def write_owner(state_dir: Path, owner: Owner) -> None:
+    """Mark the environment as ours."""
+    values = {"schema": OWNER_SCHEMA, "recipe": owner.recipe, "tool": owner.tool, "adopted": owner.adopted}
+    write_whole(state_dir / OWNER_FILE, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def has_receipt(state_dir: Path) -> bool:
+    """Whether the environment was proven once."""
+    return (state_dir / FILE_NAME).exists()
+
+
+def read_receipt(state_dir: Path) -> Receipt | None:
+    """The receipt, or None where there is none.
+
+    Raises InvalidReceiptError for one that is not understood.
+    """
+    path = state_dir / FILE_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
+    try:
+        return parse_receipt(text, where=str(path))
+    except InvalidReceiptError as error:
+        error.hints += (f"files are judged by their bytes, not by the receipt: rm {path}",)
+        raise
+
+
+def write_receipt(state_dir: Path, receipt: Receipt) -> None:
+    """Write the receipt, whole or not at all."""
+    write_whole(state_dir / FILE_NAME, print_receipt(receipt).encode())
+
+
+def objects_of(state_dir: Path) -> ObjectStore:
+    """The bytes kept with the environment."""
+    return ObjectStore(folder=state_dir / "objects")
+
+
+def state_of(venv: Path) -> Path:
+    """The state folder of a virtual environment."""
+    return venv / STATE_FOLDER

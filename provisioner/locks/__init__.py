@@ -1,0 +1,1 @@
+"""Making, finding and using locks, and the wheel that a lock names."""

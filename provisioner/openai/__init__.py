@@ -1,0 +1,1 @@
+"""What is known of an OpenAI-compatible server: conversations, server-sent events, metrics. Pure."""

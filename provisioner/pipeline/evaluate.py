@@ -1,0 +1,360 @@
+"""A series of patches judged on one tree of files: installed, or a wheel that is not."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from provisioner.digests import Digest, digest_of
+from provisioner.documents.policy import PatchPolicy
+from provisioner.documents.receipt import AppliedPatch
+from provisioner.environment.facts import PristineSource, gather_facts, shipped_facts
+from provisioner.environment.site import Site
+from provisioner.environment.state import objects_of, read_receipt
+from provisioner.errors import CannotObtainError
+from provisioner.patching.diff import parse_patch, print_patch
+from provisioner.patching.model import (
+    Create,
+    Cut,
+    FileFacts,
+    HunkVerdict,
+    PatchVerdict,
+    SeriesPatch,
+    SeriesVerdict,
+    Verdict,
+    paths_of,
+)
+from provisioner.patching.series import judge_series, learn_cuts, touched_paths
+from provisioner.records import dataclass
+from provisioner.resources import patches_folder
+from provisioner.series.sources import PatchSource
+from provisioner.transaction.filesystem import refusal_of
+from provisioner.transaction.interrupted import is_interrupted
+from provisioner.wheels.record import Record
+
+if TYPE_CHECKING:
+    from provisioner.index.lazy import Wheel
+
+OpenWheel = Callable[[], PristineSource]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledTree:
+    """Files that are installed. ``open_wheel`` gives the bytes as shipped; called only where they are needed."""
+
+    site: Site
+    open_wheel: OpenWheel | None = None
+
+    @property
+    def distribution(self) -> str:
+        """Name of what is installed."""
+        return self.site.distribution
+
+    @property
+    def version(self) -> Version:
+        """Version of what is installed."""
+        return self.site.version
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedTree:
+    """The files of a wheel, read where it lies."""
+
+    distribution: str
+    version: Version
+    wheel: "Wheel"
+
+
+Tree = InstalledTree | ShippedTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignEdit:
+    """A file with bytes of no known state. ``difference`` is the patch from ``nearest`` to what stands there; it is
+    empty, and ``nearest`` None, where the bytes as shipped cannot be had."""
+
+    path: str
+    found: Digest | None
+    nearest: str | None = None
+    difference: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A series judged on a tree. ``notes`` are remarks for people.
+
+    ``interrupted``: a change of these files is going on or was interrupted, so that they may be half changed.
+    """
+
+    distribution: str
+    version: Version
+    verdict: SeriesVerdict
+    facts: Mapping[str, FileFacts] = field(repr=False)
+    edits: tuple[ForeignEdit, ...] = ()
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """The fixed table: 0 where the series can be carried out, 3 for an invalid patch, 5 for what else stands in the
+        way, 1 where only an interrupted change waits for recovery."""
+        verdicts = {patch.verdict for patch in self.verdict.blocking}
+        if Verdict.INVALID in verdicts:
+            return 3
+        if verdicts:
+            return 5
+        return 1 if self.interrupted else 0
+
+
+def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
+    """Judge a series on a tree and write nothing.
+
+    On an installed tree the patches that its receipt lists, and that stand there, come first. The bytes as shipped are
+    fetched only where something stands in the way and they could tell more.
+    """
+    match tree:
+        case ShippedTree(wheel=wheel):
+            record = wheel.record()
+            facts = shipped_facts(record, touched_paths([source.series for source in sources]), wheel)
+            return _judgement(tree, judge_by_policy(sources, facts, record), facts, sources)
+        case InstalledTree():
+            return judge_installed(tree, with_applied(tree.site, sources))
+
+
+def with_applied(site: Site, sources: Sequence[PatchSource]) -> tuple[PatchSource, ...]:
+    """``sources`` after the patches that stand in the environment by its receipt; one with the same id takes its place
+    and knows the older text as a former one."""
+    recorded = recorded_sources(site)
+    ids = [source.id for source in sources]
+    # Those that come first in the same order stay there, whether they stand or not: the usual second run.
+    known = recorded if [source.id for source in recorded] == ids[: len(recorded)] else _standing(site, recorded)
+    wanted = dict(zip(ids, sources, strict=True))
+    merged = [_succeed(item, wanted.pop(item.id)) if item.id in wanted else item for item in known]
+    return (*merged, *wanted.values())
+
+
+def applied_sources(site: Site) -> tuple[PatchSource, ...]:
+    """The patches of the receipt that can be read back and whose files are as they left them, in order."""
+    return _standing(site, recorded_sources(site))
+
+
+def recorded_sources(site: Site) -> tuple[PatchSource, ...]:
+    """The patches of the receipt that can be read back, in order."""
+    receipt = read_receipt(site.state_dir)
+    if receipt is None:
+        return ()
+    entries = [entry for entry in receipt.patches if entry.verdict == Verdict.APPLIED]
+    return tuple(source for entry in entries if (source := _read_back(site, entry)) is not None)
+
+
+def _standing(site: Site, sources: tuple[PatchSource, ...]) -> tuple[PatchSource, ...]:
+    if not sources:
+        return ()
+    facts = gather_facts(site, touched_paths([source.series for source in sources]), objects=objects_of(site.state_dir))
+    verdict = judge_by_policy(sources, facts, site.record)
+    standing = {patch.id for patch in verdict.patches if patch.verdict not in _NOT_STANDING}
+    return tuple(source for source in sources if source.id in standing)
+
+
+_NOT_STANDING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
+
+
+def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judgement:
+    """Judge exactly ``sources`` on an installed tree."""
+    facts = gather(tree, sources)
+    verdict, notes = judge_by_policy(sources, facts, tree.site.record), []
+    if verdict.blocking and tree.open_wheel and lacks_pristine(facts):
+        try:
+            facts = gather(tree, sources, tree.open_wheel)
+            verdict = judge_by_policy(sources, facts, tree.site.record)
+        except CannotObtainError as error:
+            notes.append(f"the files as shipped could not be read, so less is known: {error}")
+    verdict = _refuse_targets(tree.site, verdict)
+    interrupted = is_interrupted(tree.site.state_dir)
+    if interrupted:
+        notes.append(
+            "an interrupted change of files waits for recovery, or one is going on: they may be half changed; "
+            "provision patch apply and provision patch revert undo or complete it first"
+        )
+    return replace(_judgement(tree, verdict, facts, sources, notes), interrupted=interrupted)
+
+
+def _refuse_targets(site: Site, verdict: SeriesVerdict) -> SeriesVerdict:
+    """The verdict with a conflict where a file would be changed that a transaction refuses: a symbolic link, say."""
+    patches = tuple(_refuse_files(site, patch) for patch in verdict.patches)
+    return verdict if patches == verdict.patches else replace(verdict, patches=patches)
+
+
+def _refuse_files(site: Site, patch: PatchVerdict) -> PatchVerdict:
+    files = []
+    for file in patch.files:
+        why = refusal_of(site.site_packages, file.path) if file.verdict in _CHANGING else None
+        files.append(replace(file, verdict=Verdict.CONFLICT, why=why) if why else file)
+    if tuple(files) == patch.files:
+        return patch
+    return replace(patch, files=tuple(files), verdict=Verdict.CONFLICT, why="a file cannot be written to")
+
+
+_CHANGING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
+
+
+def _judgement(
+    tree: Tree,
+    verdict: SeriesVerdict,
+    facts: Mapping[str, FileFacts],
+    sources: Sequence[PatchSource],
+    notes: Iterable[str] = (),
+) -> Judgement:
+    foreign = _paths_judged(verdict, sources, (Verdict.FOREIGN,))
+    return Judgement(
+        distribution=tree.distribution,
+        version=tree.version,
+        verdict=verdict,
+        facts=facts,
+        edits=tuple(_describe_edit(path, verdict, facts) for path in foreign if _is_edited(path, verdict, facts)),
+        notes=tuple(notes),
+    )
+
+
+def gather(
+    tree: InstalledTree, sources: Sequence[PatchSource], open_wheel: OpenWheel | None = None
+) -> dict[str, FileFacts]:
+    """What stands at the files of the series; ``open_wheel`` gives the bytes as shipped that are not at hand."""
+    return gather_facts(
+        tree.site,
+        touched_paths([source.series for source in sources]),
+        objects=objects_of(tree.site.state_dir),
+        wheel=open_wheel() if open_wheel else None,
+    )
+
+
+def judge_by_policy(sources: Sequence[PatchSource], facts: Mapping[str, FileFacts], record: Record) -> SeriesVerdict:
+    """Judge; an optional patch that does not hold is left out, and the rest judged again."""
+    kept = tuple(sources)
+    while True:
+        verdict = judge_series([source.series for source in kept], facts, record)
+        blocking = {patch.id for patch in verdict.blocking}
+        failing = next((item for item in kept if item.id in blocking and item.policy is PatchPolicy.OPTIONAL), None)
+        if failing is None:
+            return verdict
+        kept = tuple(item for item in kept if item is not failing)
+
+
+def is_unknown(fact: FileFacts) -> bool:
+    """Whether the bytes as shipped exist and are not at hand."""
+    return fact.recorded is not None and fact.pristine is None
+
+
+def lacks_pristine(facts: Mapping[str, FileFacts]) -> bool:
+    """Whether the bytes as shipped of any file are not at hand."""
+    return any(map(is_unknown, facts.values()))
+
+
+RESETTABLE = frozenset({Verdict.FOREIGN, Verdict.PARTIAL, Verdict.STALE_VERSION})
+
+
+def resettable_paths(verdict: SeriesVerdict, sources: Iterable[PatchSource]) -> tuple[str, ...]:
+    """The files of patches in the way that would be judged otherwise if they were as shipped, sorted."""
+    return _paths_judged(verdict, sources, RESETTABLE)
+
+
+def _paths_judged(
+    verdict: SeriesVerdict, sources: Iterable[PatchSource], verdicts: Collection[Verdict]
+) -> tuple[str, ...]:
+    """The files with one of ``verdicts`` in some patch, and with the target of a rename its source."""
+    changes = {source.id: source.series.patch.changes for source in sources}
+    paths = {
+        path
+        for patch in verdict.patches
+        for file in patch.files
+        for change in changes[patch.id]
+        if change.path == file.path and file.verdict in verdicts
+        for path in paths_of(change)
+    }
+    return tuple(sorted(paths))
+
+
+def _is_edited(path: str, verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> bool:
+    """Whether a file that counts as foreign is so itself, not just one that is renamed from or to it."""
+    return facts[path].content not in verdict.states.get(path, ())
+
+
+def _describe_edit(path: str, verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> ForeignEdit:
+    """The difference to the nearest state of the series, the file as shipped among them."""
+    from provisioner.patching.compare import nearest_state, patch_between  # comparing is for edits only, and costs
+
+    content, states = facts[path].content, verdict.states.get(path, ())
+    found = digest_of(content) if content is not None else None
+    nearest = nearest_state(content, states)
+    if content is None or nearest is None or not is_text(content):
+        return ForeignEdit(path=path, found=found)
+    change = patch_between({path: nearest}, {path: content}, id=path, source=path)
+    name = _name_state(path, states.index(nearest), verdict)
+    return ForeignEdit(path=path, found=found, nearest=name, difference=print_patch(change))
+
+
+def is_text(content: bytes) -> bool:
+    """Whether a patch can show ``content``: git's rule, no zero byte near the start."""
+    return b"\0" not in content[:8000]
+
+
+def _name_state(path: str, number: int, verdict: SeriesVerdict) -> str:
+    if number == 0:
+        return "the file as shipped"
+    touching = [patch.id for patch in verdict.patches if any(file.path == path for file in patch.files)]
+    return f"the file with {', '.join(touching[:number])}"
+
+
+def cut_against(sources: Sequence[PatchSource], wheel: "Wheel") -> tuple[PatchSource, ...]:
+    """The same series, where a patch from elsewhere knows in which class or function each hunk stands, by the files of
+    the release in ``wheel``, which the series was cut against."""
+    series = [source.series for source in sources]
+    shipped = wheel.digests(touched_paths(series))
+    learnt = learn_cuts(series, wheel.read_many([path for path, digest in shipped.items() if digest is not None]))
+    return tuple(replace(source, series=item) for source, item in zip(sources, learnt, strict=True))
+
+
+def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
+    """A patch of the receipt with its text: as kept in the environment, else from the patch store."""
+    policy = PatchPolicy(entry.policy)
+    text = objects_of(site.state_dir).get(entry.text)
+    cuts = {file.path: Cut(scopes=file.scopes) for file in entry.files if file.scopes}
+    if text is not None:
+        patch = parse_patch(text, id=entry.id, source=entry.source)
+        roots = frozenset(change.path.partition("/")[0] for change in patch.changes if isinstance(change, Create))
+        return PatchSource(series=SeriesPatch(patch=patch, cuts=cuts, new_roots=roots), policy=policy, text=text)
+    from provisioner.series.store import find_text  # few commands come here
+
+    found = find_text(patches_folder(), entry.id, entry.text)
+    return PatchSource(series=found[0], policy=policy, text=found[1]) if found else None
+
+
+def _succeed(known: PatchSource, source: PatchSource) -> PatchSource:
+    """``source`` in the place of an earlier text of the same patch, with the scopes that were known of an equal one."""
+    if known.series.patch.changes == source.series.patch.changes:
+        return replace(source, series=replace(source.series, cuts={**known.series.cuts, **source.series.cuts}))
+    former = (*source.series.former, known.series.patch)
+    return replace(source, series=replace(source.series, former=former))
+
+
+def record_of(tree: Tree) -> Record:
+    """What the tree's distribution ships."""
+    return tree.site.record if isinstance(tree, InstalledTree) else tree.wheel.record()
+
+
+def find_scopes(tree: Tree, item: SeriesPatch) -> dict[str, tuple[str | None, ...]]:
+    """The class or function in which each hunk of a patch stands in the files as shipped, by path; only of the files in
+    which every hunk stands at its own line."""
+    if isinstance(tree, ShippedTree):
+        (learnt,) = cut_against([PatchSource(series=item)], tree.wheel)
+    else:
+        facts = gather(tree, [PatchSource(series=item)])
+        bases = {path: fact.pristine for path, fact in facts.items() if fact.pristine is not None}
+        (learnt,) = (PatchSource(series=found) for found in learn_cuts([item], bases))
+    return {path: cut.scopes for path, cut in learnt.series.cuts.items()}
+
+
+def scope_of(hunk: HunkVerdict) -> str | None:
+    """Where a hunk stands, else where it must stand."""
+    return hunk.found_scope if hunk.found_scope is not None else hunk.scope

@@ -1,0 +1,143 @@
+"""Patches taken back, all or some."""
+
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from provisioner import __version__
+from provisioner.environment.state import read_receipt
+from provisioner.errors import ConflictError, ForeignBytesError, UsageError
+from provisioner.patching.model import PatchVerdict, Verdict
+from provisioner.patching.plan import plan_revert, plan_without
+from provisioner.patching.steps import FileStep
+from provisioner.pipeline.apply_patches import RECORDED, WAIT_SECONDS, describe_applied, idle_patches, record_in_receipt
+from provisioner.pipeline.evaluate import (
+    InstalledTree,
+    Judgement,
+    applied_sources,
+    judge_installed,
+    with_applied,
+)
+from provisioner.resources import stored_patch_names
+from provisioner.series.sources import PatchSource, near_names
+from provisioner.transaction.lockfile import Holder, hold_environment
+from provisioner.transaction.transaction import FileOutcome, Recovery, execute, is_interrupted, recover
+from provisioner.wheels.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Withdrawal:
+    """What taking patches back did: the ids, the files that changed, and the patches that stay.
+
+    ``absent`` are ids that were named, and are of patches that are known and not applied here.
+    """
+
+    ids: tuple[str, ...]
+    files: tuple[FileOutcome, ...]
+    remaining: tuple[str, ...]
+    absent: tuple[str, ...] = ()
+    recovery: Recovery | None = None
+
+
+def withdraw(
+    tree: InstalledTree,
+    ids: Sequence[str],
+    sources: Sequence[PatchSource] = (),
+    *,
+    on_wait: Callable[[Holder | None], None] = lambda _holder: None,
+) -> Withdrawal:
+    """Take the patches with ``ids`` back (none: all), in one transaction, and prove the rest.
+
+    The series is the receipt's, or ``sources`` for an environment without one. Raises UsageError for an id of nothing;
+    ForeignBytesError where a file is no state of the series; ConflictError, naming them, where patches that stay need
+    one that goes; what a transaction raises, and BusyError.
+    """
+    site = tree.site
+    if not (is_interrupted(site.state_dir) or applied_sources(site) or sources):
+        _refuse_unknown(ids, ())
+        return Withdrawal(ids=(), files=(), remaining=(), absent=tuple(ids))
+    with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
+        recovery = recover(site.site_packages, site.state_dir)
+        series = with_applied(site, sources)
+        applied = [source.id for source in series]
+        _refuse_unknown(ids, applied)
+        going = frozenset(ids or applied) & frozenset(applied)
+        if not going:
+            return Withdrawal(ids=(), files=(), remaining=tuple(applied), absent=tuple(ids), recovery=recovery)
+        judgement = judge_installed(tree, series)
+        _require_standing(judgement)
+        staying = tuple(source for source in series if source.id not in going)
+        files = execute(
+            site.site_packages,
+            site.state_dir,
+            _plan(series, judgement, going, site.record),
+            record=site.record,
+            may_create=frozenset(judgement.facts),
+        )
+        _write_remaining(tree, staying)
+    return Withdrawal(
+        ids=tuple(source.id for source in series if source.id in going),
+        files=files,
+        remaining=tuple(source.id for source in staying),
+        absent=tuple(patch_id for patch_id in ids if patch_id not in going),
+        recovery=recovery,
+    )
+
+
+def _refuse_unknown(ids: Sequence[str], applied: Sequence[str]) -> None:
+    known = (*applied, *stored_patch_names())
+    for patch_id in ids:
+        if patch_id not in known:
+            raise UsageError(
+                f"no patch is called {patch_id!r}, neither here nor in the store",
+                found=f"applied here: {', '.join(applied) or 'no patch at all'}",
+                hints=(*near_names(patch_id, known), "provision patches"),
+            )
+
+
+def _require_standing(judgement: Judgement) -> None:
+    for patch in judgement.verdict.patches:
+        if patch.verdict not in _STANDING:
+            error = ForeignBytesError if patch.verdict is Verdict.FOREIGN else ConflictError
+            raise error(
+                "the files are not as the series left them, so nothing was taken back",
+                where=patch.id,
+                expected=str(Verdict.APPLIED),
+                found=f"{patch.verdict}: {patch.why}" if patch.why else str(patch.verdict),
+                hints=(
+                    "provision patch diff",
+                    f"to restore the files as shipped first: provision patch apply {_source_of(patch)} --reset",
+                ),
+            )
+
+
+def _source_of(patch: PatchVerdict) -> str:
+    """What a command line names the patch by."""
+    return patch.id if patch.id in stored_patch_names() else shlex.quote(patch.source)
+
+
+_STANDING = frozenset({Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES})
+
+
+def _plan(
+    series: Sequence[PatchSource], judgement: Judgement, going: Collection[str], record: Record
+) -> tuple[FileStep, ...]:
+    if len(going) == len(series):
+        return plan_revert(judgement.verdict, judgement.facts).steps
+    patches = [source.series for source in series]
+    return plan_without(patches, judgement.verdict, judgement.facts, going, record).steps
+
+
+def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> None:
+    """The receipt of what stays, judged anew on the files as they are now."""
+    site = tree.site
+    receipt = read_receipt(site.state_dir)
+    if receipt is None:
+        return
+    by_id = {source.id: source for source in staying}
+    standing = [patch for patch in judge_installed(tree, staying).verdict.patches if patch.verdict in RECORDED]
+    patches = tuple(describe_applied(by_id[patch.id], patch) for patch in standing)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    kept = (*patches, *idle_patches(receipt, patches))
+    record_in_receipt(site, replace(receipt, created=now, tool=__version__, patches=kept))

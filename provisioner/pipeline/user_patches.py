@@ -1,0 +1,57 @@
+"""Patches that stand in an environment beside the recipe's: which they are, and what is kept of them when they go."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from provisioner.documents.policy import PatchPolicy
+from provisioner.documents.receipt import Receipt
+from provisioner.environment.site import Site, find_site, venv_python
+from provisioner.environment.state import read_receipt, state_of
+from provisioner.files import write_whole
+from provisioner.patching.model import Verdict
+from provisioner.series.policies import RecipeSeries
+
+TAKEN_OUT = "taken-out"
+
+
+def patches_beside(receipt: Receipt | None, series: RecipeSeries) -> tuple[str, ...]:
+    """The ids of patches that the receipt lists as applied and the series does not have."""
+    own = {item.patch.id for item in series.patches}
+    entries = receipt.patches if receipt is not None else ()
+    return tuple(entry.id for entry in entries if entry.verdict == Verdict.APPLIED and entry.id not in own)
+
+
+def with_beside(series: RecipeSeries, venv: Path, distribution: str) -> RecipeSeries:
+    """The series and, after it, the patches that stand in ``venv`` beside it; each must hold."""
+    beside = patches_beside(read_receipt(state_of(venv)), series)
+    if not beside or not venv_python(venv).exists():
+        return series
+    # Here, since only a run that keeps or takes out patches needs it.
+    from provisioner.pipeline.evaluate import recorded_sources
+
+    sources = [source for source in recorded_sources(find_site(venv, distribution)) if source.id in beside]
+    required = {source.id: PatchPolicy.REQUIRED for source in sources}
+    return replace(
+        series,
+        patches=(*series.patches, *(source.series for source in sources)),
+        policies={**series.policies, **required},
+    )
+
+
+def save_texts(site: Site, ids: Sequence[str], state_dir: Path) -> tuple[Path, ...]:
+    """Write the patches of ``site`` with these ids under ``state_dir``, so that they can be applied again."""
+    from provisioner.pipeline.evaluate import recorded_sources
+
+    saved = []
+    for source in recorded_sources(site):
+        if source.id in ids:
+            path = saved_text(state_dir, source.id)
+            write_whole(path, source.kept)
+            saved.append(path)
+    return tuple(saved)
+
+
+def saved_text(state_dir: Path, patch_id: str) -> Path:
+    """Where the text of a patch that was taken out lies."""
+    return state_dir / TAKEN_OUT / f"{patch_id.replace('/', '-')}.patch"

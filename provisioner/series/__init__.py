@@ -1,0 +1,1 @@
+"""Everything that names patches: the store, recipes, files and folders, forks."""

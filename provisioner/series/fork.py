@@ -1,0 +1,126 @@
+"""A recipe's fork: its checkout found or made, and its patches, new files and ours as one series."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from provisioner.documents.recipe import ForkStack, PatchPolicy, Recipe
+from provisioner.errors import EnvironmentConflictError, UsageError
+from provisioner.patching.model import SeriesPatch
+from provisioner.progress import Reporter
+from provisioner.records import dataclass
+from provisioner.series.policies import RecipeSeries
+from provisioner.series.recipe import open_series
+
+if TYPE_CHECKING:
+    from provisioner.series.checkout import Checkout, ForkPatch
+
+OVERLAY_ID = "fork/overlay"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkWish:
+    """Which checkout to use: ``folder`` is where it is or is made, ``url`` and ``commit`` replace the recipe's.
+
+    ``any_state`` takes an existing checkout as it is; without ``overlay`` its new files and their patches stay out.
+    """
+
+    folder: Path
+    url: str | None = None
+    commit: str | None = None
+    any_state: bool = False
+    overlay: bool = True
+
+
+def obtain_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> "Checkout":
+    """The checkout in the wish's folder, cloned if there is none, proven to be the pinned commit.
+
+    Raises EnvironmentConflictError for another commit or local edits; what cloning raises.
+    """
+    from provisioner.series.checkout import clone_fork
+
+    if not (wish.folder / ".git").exists():
+        _refuse_occupied(wish.folder, fork)
+        commit = wish.commit or fork.commit
+        reporter.stage(f"clone {wish.url or fork.url} at {commit[:12]}")
+        clone_fork(wish.url or fork.url, commit, wish.folder)
+    return _read_pinned(wish.folder, fork, wish)
+
+
+def peek_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> "Checkout":
+    """The same with nothing left behind: a checkout that is not there yet is read from a temporary clone."""
+    import tempfile
+
+    from provisioner.series.checkout import clone_fork
+
+    if (wish.folder / ".git").exists():
+        return _read_pinned(wish.folder, fork, wish)
+    _refuse_occupied(wish.folder, fork)
+    with tempfile.TemporaryDirectory(prefix="provision-fork-") as temporary:
+        folder = Path(temporary) / "checkout"
+        reporter.stage(f"look at {wish.url or fork.url}")
+        clone_fork(wish.url or fork.url, wish.commit or fork.commit, folder)
+        return _read_pinned(folder, fork, wish)
+
+
+def open_fork_series(recipe: Recipe, checkout: "Checkout", version: Version, *, overlay: bool = True) -> RecipeSeries:
+    """The fork's patches, its overlay and that one's patches, then the recipe's own.
+
+    Raises InvalidPatchError, with file and line, for a patch that is not understood.
+    """
+    from provisioner.patching.compare import patch_between
+
+    fork = _require_fork(recipe)
+    own = open_series(recipe, version)
+    patches = [_parse(patch, checkout, fork) for patch in checkout.patches]
+    if overlay and checkout.overlay:
+        files = {file.path: file.content for file in checkout.overlay}
+        patches.append(SeriesPatch(patch=patch_between({}, files, id=OVERLAY_ID, source=f"fork: {fork.overlay}")))
+        patches += [_parse(patch, checkout, fork) for patch in checkout.overlay_patches]
+    required = {item.patch.id: PatchPolicy.REQUIRED for item in patches}
+    return RecipeSeries(patches=(*patches, *own.patches), policies={**required, **own.policies}, unwanted=own.unwanted)
+
+
+def find_series(recipe: Recipe, venv: Path, version: Version) -> RecipeSeries:
+    """The series of an environment that exists: with the fork's part where the environment lies in its checkout.
+
+    Raises what reading the checkout and the store raises.
+    """
+    fork = recipe.fork
+    if fork is None or not (venv.parent / ".git").exists() or not (venv.parent / fork.launcher).is_file():
+        return open_series(recipe, version)
+    from provisioner.series.checkout import read_checkout  # most recipes have no fork
+
+    return open_fork_series(recipe, read_checkout(venv.parent, fork), version)
+
+
+def _read_pinned(folder: Path, fork: ForkStack, wish: ForkWish) -> "Checkout":
+    from provisioner.series.checkout import read_checkout, require_pinned
+
+    checkout = read_checkout(folder, fork)
+    if not wish.any_state:
+        require_pinned(checkout, fork, commit=wish.commit)
+    if not checkout.patches:
+        raise EnvironmentConflictError("the checkout has no patches", where=str(folder / fork.patches))
+    return checkout
+
+
+def _refuse_occupied(folder: Path, fork: ForkStack) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise EnvironmentConflictError(
+            "not a git checkout", where=str(folder), hints=(f"git clone {fork.url} DIR", "--fork-dir DIR")
+        )
+
+
+def _require_fork(recipe: Recipe) -> ForkStack:
+    if recipe.fork is None:
+        raise UsageError("the recipe names no fork", where=recipe.where)
+    return recipe.fork
+
+
+def _parse(patch: "ForkPatch", checkout: "Checkout", fork: ForkStack) -> SeriesPatch:
+    from provisioner.patching.diff import parse_patch
+
+    source = f"fork: {patch.path.relative_to(checkout.folder).as_posix()}"
+    return SeriesPatch(patch=parse_patch(patch.text, id=patch.id, source=source, root=fork.root))

@@ -1,0 +1,1 @@
+"""The server: its command, what speaks against it, and its start."""

@@ -1,1 +1,0 @@
-"""Launching, diagnosing and measuring a server."""

@@ -1,0 +1,1 @@
+"""Changing files below an environment: all of it or none, whatever fails in between."""
