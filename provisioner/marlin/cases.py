@@ -1,4 +1,4 @@
-"""What a repack is tried on: shapes, values that show a swap, calls that must be refused, where two results differ. Pure.
+"""What a repack is tried on: shapes, values that show a swap, calls that must be refused, where two differ. Pure.
 
 Like the rest of this folder it can be loaded by path into another interpreter, which needs numpy and nothing else.
 """
