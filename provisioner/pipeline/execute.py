@@ -39,6 +39,7 @@ from provisioner.environment.state import (
     write_owner,
     write_receipt,
 )
+from provisioner.environment.syntax import refuse_broken_python
 from provisioner.environment.unlisted import find_unlisted, removal_of
 from provisioner.environment.uv import VenvLayout
 from provisioner.errors import EnvironmentConflictError, ForeignBytesError, HashMismatchError, ProvisionError
@@ -217,6 +218,7 @@ def _plan_new(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
     facts = shipped_facts(record, touched_paths(request.series.patches), wheel)
     verdict = _judge(request, facts, record)
     steps = make_plan(verdict, facts).steps
+    refuse_broken_python(python.executable, steps, verdict)
     version = ".".join(map(str, python.version))
     actions: tuple[Action, ...] = (
         CreateEnvironment(venv=str(request.venv), python=f"{version} ({python.executable})"),
@@ -243,6 +245,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     facts = _gather(request, site)
     verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
+    refuse_broken_python(venv_python(request.venv), steps, verdict)
     actions: list[Action] = []
     if isinstance(found, Adoptable):
         actions.append(AdoptEnvironment(venv=str(request.venv)))
@@ -480,6 +483,7 @@ def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Actio
     facts = _gather(request, site)
     verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
+    refuse_broken_python(venv_python(request.venv), steps, verdict)
     going = _going(request, site)
     for action in going:
         saved = save_texts(site, action.ids, site.state_dir)

@@ -34,6 +34,7 @@ FILES = {
     "demo/sub/three.py": b"deep = True\n",
     "demo/lib.so": b"\x7fELF\0\1\2",
 }
+NOT_COMPILED = "whether the changed files compile was not checked: nobody knows which Python imports this folder"
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def test_check_gives_the_whole_story_as_json(desk: Desk) -> None:
         ],
         "final": {"demo/two.py": digest_of(after)},
         "foreign": [],
-        "notes": [],
+        "notes": [NOT_COMPILED],
         "interrupted": False,
     }
     assert desk.state()["demo/two.py"][0] == FILES["demo/two.py"]
@@ -234,6 +235,23 @@ def test_a_series_is_judged_whole_and_nothing_is_written_where_one_fails(desk: D
     assert "nothing was written" in applied.err
     assert desk.state() == before
     assert desk.run("apply", good).code == 0
+
+
+def test_a_series_that_makes_no_python_is_refused_with_its_line(desk: Desk) -> None:
+    """Where the folder's name says that our own Python imports it; of another it is said that nobody looked."""
+    good = desk.patch("good", one=[(b"last = 1", b"last = 2")])
+    bad = desk.patch("bad", two=[(b"other = 2", b"other = = 2")])
+    unknown = desk.run("check", bad)
+    assert (unknown.code, NOT_COMPILED in unknown.err) == (0, True)
+    folder = desk.folder / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    shutil.copytree(desk.site, folder)
+    demo = folder / "demo"
+    before = {path: path.stat().st_mtime_ns for path in (demo, *demo.rglob("*"))}
+    for command in ("check", "apply"):
+        words = ["patch", command, str(good), str(bad), "--site-packages", str(folder), "--package", "demo"]
+        assert main(words) == 5
+        assert "demo/two.py:2: invalid syntax (changed by bad)" in desk.capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in (demo, *demo.rglob("*"))} == before
 
 
 def test_a_hunk_that_fails_in_a_later_file_or_patch_leaves_no_trace(desk: Desk) -> None:

@@ -172,6 +172,20 @@ def test_an_edit_outside_the_series_is_found(shop: Shop) -> None:
     assert adopted.value.hints[0].startswith(f"rm -r {request.venv}")
 
 
+def test_a_series_that_makes_no_python_is_refused_before_anything_is_written(shop: Shop) -> None:
+    broken = BOUNDS.replace(b"if x < 0:", b"if x < 0")
+    provision(shop.request(series_of(NEW_FILE)), shop.uv, Silence())
+    before, request = snapshot(shop.folder / "venv"), shop.request(series_of(NEW_FILE, broken))
+    for run in (partial(plan_environment, request, shop.uv), partial(provision, request, shop.uv, Silence())):
+        with pytest.raises(ConflictError, match="no Python") as caught:
+            run()
+        assert (caught.value.exit_code, caught.value.where) == (5, "vllm/ops.py:2")
+        assert caught.value.found == "vllm/ops.py:2: expected ':' (changed by p2)"
+        assert snapshot(shop.folder / "venv") == before
+    with pytest.raises(ConflictError, match="no Python"):
+        plan_environment(replace(request, venv=shop.folder / "another"), shop.uv)
+
+
 def test_a_patch_that_does_not_apply_leaves_the_files_as_shipped(shop: Shop) -> None:
     series = series_of(BOUNDS, BOUNDS.replace(b"return x * 2", b"return x * 3").replace(b"x < 0", b"x < 1"))
     with pytest.raises(ConflictError) as caught:
