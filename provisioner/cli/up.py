@@ -48,9 +48,9 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check
 
 
 ForkDir = Annotated[
-    Path | None, typer.Option(help="The fork's checkout; made if it is not there.", rich_help_panel="Fork")
+    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel="Fork")
 ]
-ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from.", rich_help_panel="Fork")]
+ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel="Fork")]
 ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel="Fork")]
 ForkAny = Annotated[
     bool,
@@ -170,7 +170,7 @@ def _run(options: UpOptions, fork: ForkOptions) -> int:
     lock = context.lock(wanted, _scope(options), _first_use(options, writes=writes))
     series = _open_series(wanted, wish, lock.build.version, writes=writes)
     request = _ask(wanted, lock, series, venv, context.locked_wheel(lock), options)
-    request = replace(request, adopts=wish is not None, fetch_wheel=context.wheel_file(lock))
+    request = replace(request, adopts=wish is not None, fork_any=fork.fork_any, fetch_wheel=context.wheel_file(lock))
     return _answer(request, context, options)
 
 
@@ -317,8 +317,6 @@ def _choose_place(
         raise UsageError("the recipe has no fork, so its options do not go with it", where=recipe.where)
     if fork.without_fork and fork != ForkOptions(without_fork=True):
         raise UsageError("--without-fork does not go with other options of the fork")
-    if fork.fork_dir is not None and fork.fork_url is not None:
-        raise UsageError("--fork-dir names a checkout and --fork-url a place to clone; name one")
     folder, venv = find_places(recipe, context, options.venv, fork.fork_dir, without_fork=fork.without_fork)
     if folder is None:
         return None, venv

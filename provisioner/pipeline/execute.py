@@ -99,7 +99,7 @@ class Request:
 
     ``open_wheel`` gives the locked wheel's pristine files and is called only where they are needed. ``bare`` leaves the
     dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there;
-    ``adopts`` takes over an environment that others made.
+    ``adopts`` takes over an environment that others made. ``fork_any``: the fork's checkout was taken as it is.
     ``fetch_wheel`` gives the wheel of a commit build as a file, which is installed instead of the lock's public URL.
     ``fetch_links`` gives a folder that has every wheel; no index is asked then.
     """
@@ -114,6 +114,7 @@ class Request:
     open_wheel: "Callable[[], Wheel]"
     environ: Mapping[str, str]
     adopts: bool = False
+    fork_any: bool = False
     fetch_wheel: Callable[[Reporter], Path] | None = None
     fetch_links: Callable[[Reporter], Path] | None = None
     layout: VenvLayout = VenvLayout.FIXED
@@ -651,6 +652,7 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict, standing
         bare=request.bare and kept is None,
         packages=kept.packages if kept else _own_packages(request, site),
         record=site.record.shipped_digest,
+        fork_any=request.fork_any,
         verification=former.verification if former else None,
     )
 
