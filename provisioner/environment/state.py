@@ -19,7 +19,8 @@ OWNER_SCHEMA = "provision/environment/1"
 class Owner:
     """Written before anything else, so that an interrupted first run leaves an environment that is known as ours.
 
-    ``adopted`` tells that others made it: its packages are left as they are, and only patches are ours.
+    ``adopted`` tells that others made it: its packages are left as they are unless a run is told to bring them to the
+    lock's, and only patches are ours.
     """
 
     recipe: str

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.documents.policy import PatchPolicy
 from provisioner.documents.receipt import AppliedPatch
@@ -25,7 +26,7 @@ from provisioner.patching.model import (
     Verdict,
     paths_of,
 )
-from provisioner.patching.plan import make_plan
+from provisioner.patching.plan import foreign_paths, make_plan
 from provisioner.patching.series import judge_series, learn_cuts, touched_paths
 from provisioner.patching.steps import FileStep
 from provisioner.records import dataclass
@@ -287,6 +288,21 @@ def _paths_judged(
         for path in paths_of(change)
     }
     return tuple(sorted(paths))
+
+
+def nearest_texts(verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> tuple[str, ...]:
+    """For each file with bytes of no known state the state that is nearest, in a line for people."""
+    edits = [_describe_edit(path, verdict, facts) for path in foreign_paths(verdict)]
+    return tuple(
+        f"{edit.path}: nearest to {edit.nearest}, {count_text(_changed_lines(edit.difference), 'line')} apart"
+        for edit in edits
+        if edit.nearest is not None and edit.difference
+    )
+
+
+def _changed_lines(difference: bytes) -> int:
+    lines = difference.splitlines()
+    return sum(line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---") for line in lines)
 
 
 def _is_edited(path: str, verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> bool:

@@ -42,8 +42,10 @@ def refuse_blocked(verdict: SeriesVerdict, series: RecipeSeries, *, where: str) 
     count = len(series.patches)
     lines = [line for patch in blocking for line in explain_patch(patch)]
     error = InvalidPatchError if any(patch.verdict is Verdict.INVALID for patch in blocking) else ConflictError
-    foreign = any(patch.verdict is Verdict.FOREIGN for patch in blocking)
-    hint = "run again with --reapply-patches to restore the files as shipped first" if foreign else "provision patches"
+    resettable = any(patch.verdict.resettable for patch in blocking)
+    hint = (
+        "run again with --reapply-patches to restore the files as shipped first" if resettable else "provision patches"
+    )
     raise error(
         f"{len(blocking)} of {count_text(count, 'patch', 'patches')} cannot be applied; nothing was written",
         where=where,
