@@ -300,10 +300,14 @@ def _name_state(path: str, number: int, verdict: SeriesVerdict) -> str:
 def cut_against(sources: Sequence[PatchSource], wheel: "Wheel") -> tuple[PatchSource, ...]:
     """The same series, where a patch from elsewhere knows in which class or function each hunk stands, by the files of
     the release in ``wheel``, which the series was cut against."""
-    series = [source.series for source in sources]
-    shipped = wheel.digests(touched_paths(series))
-    learnt = learn_cuts(series, wheel.read_many([path for path, digest in shipped.items() if digest is not None]))
+    learnt = cut_series_against([source.series for source in sources], wheel)
     return tuple(replace(source, series=item) for source, item in zip(sources, learnt, strict=True))
+
+
+def cut_series_against(series: Sequence[SeriesPatch], wheel: "Wheel") -> tuple[SeriesPatch, ...]:
+    """The same of patches alone."""
+    shipped = wheel.digests(touched_paths(series))
+    return learn_cuts(series, wheel.read_many([path for path, digest in shipped.items() if digest is not None]))
 
 
 def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:

@@ -71,6 +71,20 @@ def read_sources(
     return _name_apart(_once(found))
 
 
+def without_sources(sources: Sequence[PatchSource], ids: Sequence[str]) -> tuple[PatchSource, ...]:
+    """The series without the patches called ``ids``.
+
+    Raises UsageError for an id that it does not have.
+    """
+    known = [source.id for source in sources]
+    for wrong in ids:
+        if wrong not in known:
+            raise UsageError(
+                f"the series has no patch {wrong!r}", where="--without-patch", hints=near_names(wrong, known)
+            )
+    return tuple(source for source in sources if source.id not in ids)
+
+
 def has_variants(name: str) -> bool:
     """Whether a name means a patch in the form of the store, whose text depends on the version."""
     return ("/" not in name and is_stored_patch(patches_folder() / name)) or is_stored_patch(Path(name))
