@@ -310,15 +310,28 @@ def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
     """A patch of the receipt with its text: as kept in the environment, else from the patch store."""
     policy = PatchPolicy(entry.policy)
     text = objects_of(site.state_dir).get(entry.text)
-    cuts = {file.path: Cut(scopes=file.scopes) for file in entry.files if file.scopes}
     if text is not None:
-        patch = parse_patch(text, id=entry.id, source=entry.source)
-        roots = frozenset(change.path.partition("/")[0] for change in patch.changes if isinstance(change, Create))
-        return PatchSource(series=SeriesPatch(patch=patch, cuts=cuts, new_roots=roots), policy=policy, text=text)
+        return source_of(entry, text)
     from provisioner.series.store import find_text  # few commands come here
 
     found = find_text(patches_folder(), entry.id, entry.text)
     return PatchSource(series=found[0], policy=policy, text=found[1]) if found else None
+
+
+def source_of(entry: AppliedPatch, text: bytes) -> PatchSource:
+    """A patch as it was applied, from what is written of it and its text in the form that needs no root."""
+    patch = parse_patch(text, id=entry.id, source=entry.source)
+    return PatchSource(
+        series=SeriesPatch(
+            patch=patch,
+            cuts={file.path: Cut(scopes=file.scopes) for file in entry.files if file.scopes},
+            new_roots=frozenset(
+                change.path.partition("/")[0] for change in patch.changes if isinstance(change, Create)
+            ),
+        ),
+        policy=PatchPolicy(entry.policy),
+        text=text,
+    )
 
 
 def _succeed(known: PatchSource, source: PatchSource) -> PatchSource:
