@@ -191,9 +191,9 @@ class LocalWheel(_ZippedWheel):
             place += len(block)
 
     def digest(self) -> Digest:
-        """The digest of the whole file."""
-        self._file.seek(0)
-        return hashlib.file_digest(self._file, "sha256").hexdigest()
+        """The digest of the whole file, which may be read elsewhere at the same time."""
+        with Path(self.where).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _load_head(self) -> Head:
         size = self._file.seek(0, io.SEEK_END)

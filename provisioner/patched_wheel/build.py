@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import BinaryIO
@@ -61,12 +62,13 @@ def build_wheel(request: WheelRequest, folder: Path, reporter: Reporter) -> Buil
     Raises ConflictError for a series that does not hold or changes nothing, for an origin that is patched already, and
     where another file of that name lies; InvalidPatchError, InvalidWheelError, HashMismatchError.
     """
-    with LocalWheel(request.origin) as wheel:
+    with LocalWheel(request.origin) as wheel, ThreadPoolExecutor(1, thread_name_prefix="digest") as second_core:
+        sha256 = second_core.submit(wheel.digest)
         reporter.stage(f"judge {len(request.sources)} patches on {wheel.filename}")
         origin = read_origin(wheel)
         verdict = judge_origin(wheel, request.sources)
         changes = changes_of(verdict)
-        facts = _state_facts(request, wheel, verdict)
+        facts = _state_facts(request, wheel, verdict, sha256.result())
         name = parse_wheel_name(wheel.filename)
         version = patched_version(name.version, request.label, facts.series)
         own = {
@@ -76,10 +78,10 @@ def build_wheel(request: WheelRequest, folder: Path, reporter: Reporter) -> Buil
         parts = lay_out(origin, changes, patched_folders(origin.folders.dist_info, version), str(version), own)
         path = folder / patched_filename(wheel.filename, version)
         reporter.stage(f"write {path.name}")
-        sha256, unchanged = _write_once(path, wheel, parts)
+        written, unchanged = _write_once(path, wheel, parts)
     return BuiltWheel(
         path=path,
-        sha256=sha256,
+        sha256=written,
         size=path.stat().st_size,
         version=version,
         facts=facts,
@@ -122,7 +124,7 @@ def changes_of(verdict: SeriesVerdict) -> Changes:
     return Changes(contents=contents, modes=verdict.final_modes)
 
 
-def _state_facts(request: WheelRequest, wheel: LocalWheel, verdict: SeriesVerdict) -> PatchedWheel:
+def _state_facts(request: WheelRequest, wheel: LocalWheel, verdict: SeriesVerdict, sha256: Digest) -> PatchedWheel:
     sources = {source.id: source for source in request.sources}
     # Where a text lay on this machine is no fact of the wheel.
     patches = tuple(
@@ -145,7 +147,7 @@ def _state_facts(request: WheelRequest, wheel: LocalWheel, verdict: SeriesVerdic
         origin=OriginWheel(
             filename=wheel.filename,
             version=str(parse_wheel_name(wheel.filename).version),
-            sha256=wheel.digest(),
+            sha256=sha256,
             record=digest_of(wheel.record_text().encode()),
         ),
         patches=patches,
