@@ -4,6 +4,7 @@ The same facts as a receipt has of an environment, as far as they are true of th
 """
 
 import json
+import re
 from dataclasses import asdict
 
 from provisioner.digests import Digest
@@ -12,6 +13,7 @@ from provisioner.errors import InvalidReceiptError
 from provisioner.records import dataclass
 from provisioner.tables import Table, open_json
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 SCHEMA = "provision/patched-wheel/1"
 FACTS_NAME = "provision.json"
 """In the dist-info folder."""
@@ -57,7 +59,7 @@ def parse_patched_wheel(text: str, *, where: str) -> PatchedWheel:
         raise table.fail("unknown schema", "schema", expected=SCHEMA)
     wheel = PatchedWheel(
         label=table.take("label", str),
-        series=table.take("series", str),
+        series=_take_digest(table, "series"),
         origin=_parse_origin(table.take_table("origin")),
         patches=tuple(parse_applied_patch(entry) for entry in table.take_tables("patches")),
         files=tuple(parse_patched_file(entry) for entry in table.take_tables("files")),
@@ -70,8 +72,15 @@ def _parse_origin(table: Table) -> OriginWheel:
     origin = OriginWheel(
         filename=table.take("filename", str),
         version=table.take("version", str),
-        sha256=table.take("sha256", str),
-        record=table.take("record", str),
+        sha256=_take_digest(table, "sha256"),
+        record=_take_digest(table, "record"),
     )
     table.close()
     return origin
+
+
+def _take_digest(table: Table, key: str) -> Digest:
+    value = table.take(key, str)
+    if not _DIGEST.fullmatch(value):
+        raise table.fail("not a SHA-256", key, expected="64 hex digits", found=value)
+    return value

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from packaging.version import Version
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.documents.patched_wheel import FACTS_NAME, OriginWheel, PatchedWheel, print_patched_wheel
 from provisioner.documents.receipt import AppliedPatch, PatchedFile
@@ -64,7 +65,7 @@ def build_wheel(request: WheelRequest, folder: Path, reporter: Reporter) -> Buil
     """
     with LocalWheel(request.origin) as wheel, ThreadPoolExecutor(1, thread_name_prefix="digest") as second_core:
         sha256 = second_core.submit(wheel.digest)
-        reporter.stage(f"judge {len(request.sources)} patches on {wheel.filename}")
+        reporter.stage(f"judge {count_text(len(request.sources), 'patch', 'patches')} on {wheel.filename}")
         origin = read_origin(wheel)
         verdict = judge_origin(wheel, request.sources)
         changes = changes_of(verdict)

@@ -10,7 +10,7 @@ from provisioner.documents.patched_wheel import FACTS_NAME, PatchedWheel, parse_
 from provisioner.errors import CannotObtainError, InvalidWheelError
 from provisioner.index.lazy import LocalWheel
 from provisioner.patched_wheel.build import changes_of, judge_origin, read_origin
-from provisioner.patched_wheel.contents import Written, lay_out
+from provisioner.patched_wheel.contents import Written, lay_out, series_digest
 from provisioner.patched_wheel.naming import folders_of, patched_filename, patched_version
 from provisioner.patched_wheel.sbom import SBOM_NAME, Bill, parse_sbom
 from provisioner.pipeline.evaluate import source_of
@@ -22,7 +22,8 @@ from provisioner.wheels.zipped import find_dist_info
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedWheel:
-    """What was found: ``problems`` says each thing that is not as it must be; ``with_origin`` if that was asked."""
+    """What was found: ``problems`` says each thing that is not as it must be; ``with_origin`` if its origin
+    was asked for; it is not where the wheel contradicts itself."""
 
     path: Path
     sha256: Digest
@@ -56,7 +57,8 @@ def verify_wheel(path: Path, origin: Path | None, reporter: Reporter) -> Verifie
             raise InvalidWheelError("members are not what RECORD says", where=wheel.where, found="\n".join(broken))
         opened = _open_own(wheel)
         problems = [*_check_names(opened), *_check_bill(opened), *_check_files(opened)]
-        if origin is not None:
+        with_origin = origin is not None and not problems
+        if origin is not None and with_origin:
             reporter.stage(f"carry the series out on {origin.name}")
             problems += _check_origin(opened, origin)
         return VerifiedWheel(
@@ -64,7 +66,7 @@ def verify_wheel(path: Path, origin: Path | None, reporter: Reporter) -> Verifie
             sha256=wheel.digest(),
             facts=opened.facts,
             problems=tuple(problems),
-            with_origin=origin is not None,
+            with_origin=with_origin,
         )
 
 
@@ -113,7 +115,11 @@ def _check_names(opened: _Opened) -> Iterator[str]:
 
 
 def _check_bill(opened: _Opened) -> Iterator[str]:
-    """The SBOM and the facts say the same."""
+    """The SBOM and the facts say the same, and the facts the series that the version names."""
+    facts = opened.facts
+    after = {file.path: file.after for file in facts.files}
+    if facts.series != series_digest({patch.id: patch.text for patch in facts.patches}, after):
+        yield "the digest of the series is not that of its patches and files"
     if {name: digest_of(text) for name, text in opened.bill.texts.items()} != {
         patch.id: patch.text for patch in opened.facts.patches
     }:

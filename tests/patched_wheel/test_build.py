@@ -338,12 +338,64 @@ def test_verify_finds_another_name_and_another_origin(
 ) -> None:
     built = build(origin, patches, tmp_path / "out")
     other = write_origin(tmp_path / "other", {**FILES, "vllm/__init__.py": b"other = 1\n"})
+    assert main(["wheel", "--verify", str(built.path), "--origin", str(other)]) == 1
+    assert "made from another file" in capsys.readouterr().out
     renamed = built.path.with_name(f"vllm-9.9-{TAG}.whl")
     built.path.rename(renamed)
-    assert main(["wheel", "--verify", str(renamed), "--origin", str(other)]) == 1
-    out = capsys.readouterr().out
-    assert f"must be called {built.path.name}" in out
-    assert "made from another file" in out
+    assert main(["wheel", "--verify", str(renamed), "--origin", str(origin)]) == 1
+    assert f"must be called {built.path.name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "problem"),
+    [
+        ("provision.json", '"label": "hynix-stable"', '"label": "samsung"', "must be called"),
+        ("provision.json", '"series": "', '"series": "0', "not a SHA-256"),
+        ("sboms/provision.cdx.json", "return 2", "return 3", "patches in the SBOM"),
+        ("sboms/provision.cdx.json", '"id": "edit"', '"id": "other"', "patches in the SBOM"),
+    ],
+)
+def test_verify_finds_an_account_that_was_changed(
+    origin: Path, patches: tuple[str, ...], tmp_path: Path, name: str, old: str, new: str, problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    built = build(origin, patches, tmp_path / "out")
+    path = f"vllm-{built.version}.dist-info/{name}"
+
+    def change(members: dict[str, bytes]) -> None:
+        assert old.encode() in members[path]
+        _more(members, path, members[path].replace(old.encode(), new.encode()))
+
+    rewrite(built.path, change)
+    assert main(["wheel", "--verify", str(built.path), "--origin", str(origin)]) in (1, 3)
+    shown = capsys.readouterr()
+    assert problem in shown.out + shown.err
+
+
+def test_patches_know_their_place_by_the_release_they_were_cut_against(
+    origin: Path, patches: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--patches", patches[0], "--against", str(origin), "--cut-against", str(origin), "-o", str(tmp_path)]
+    assert main(["wheel", *words, "--json"]) == 0
+    (patch,) = json.loads(capsys.readouterr().out)["holds"]["patches"]
+    assert patch["files"][0]["scopes"] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--origin", "x.whl"], ["hynix-stable", "--verify", "x.whl"], ["--patches", "sm80-cpu-repack"]],
+)
+def test_command_lines_that_cannot_be_meant(words: list[str]) -> None:
+    assert main(["wheel", *words]) == 2
+
+
+def test_a_series_that_the_build_holds_already_makes_no_wheel(
+    patches: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = write_origin(tmp_path / "merged", {**FILES, "vllm/engine.py": b"def run():\n    return 2\n"})
+    with pytest.raises(ConflictError):
+        build(origin, patches[:1], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_verify_refuses_a_wheel_as_shipped(origin: Path) -> None:
