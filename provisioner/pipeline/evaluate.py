@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from provisioner.digests import Digest, digest_of
+from provisioner.documents.patched_wheel import PatchedWheel
 from provisioner.documents.policy import PatchPolicy
 from provisioner.documents.receipt import AppliedPatch
 from provisioner.environment.facts import PristineSource, gather_facts, shipped_facts
 from provisioner.environment.site import Site
-from provisioner.environment.state import objects_of, read_receipt
+from provisioner.environment.state import objects_of, read_patched_wheel, read_receipt
 from provisioner.errors import CannotObtainError
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.model import (
@@ -168,6 +169,10 @@ def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judg
         except CannotObtainError as error:
             notes.append(f"the files as shipped could not be read, so less is known: {error}")
     verdict = _refuse_targets(tree.site, verdict)
+    wheel = read_patched_wheel(tree.site)
+    if wheel is not None:
+        notes.append(f"{tree.distribution} {tree.version} is a patched wheel; it holds {_name_patches(wheel)}")
+        verdict = _take_from_wheel(verdict, wheel, sources, tree.site.record)
     interrupted = is_interrupted(tree.site.state_dir)
     if interrupted:
         notes.append(
@@ -175,6 +180,27 @@ def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judg
             "provision patch apply and provision patch revert undo or complete it first"
         )
     return replace(_judgement(tree, verdict, facts, sources, notes), interrupted=interrupted)
+
+
+def _name_patches(wheel: PatchedWheel) -> str:
+    return ", ".join(patch.id for patch in wheel.patches)
+
+
+def _take_from_wheel(
+    verdict: SeriesVerdict, wheel: PatchedWheel, sources: Sequence[PatchSource], record: Record
+) -> SeriesVerdict:
+    """The verdict where the same texts, which the installed wheel was made with, are what the build has already."""
+    if any(record.digest(file.path) != file.after for file in wheel.files):
+        return verdict
+    held = {patch.text for patch in wheel.patches}
+    ids = {source.id for source in sources if digest_of(source.kept) in held}
+    patches = tuple(
+        replace(patch, verdict=Verdict.MERGED_UPSTREAM, why="the installed wheel was made with it")
+        if patch.id in ids and patch.verdict.merged
+        else patch
+        for patch in verdict.patches
+    )
+    return replace(verdict, patches=patches)
 
 
 def _refuse_targets(site: Site, verdict: SeriesVerdict) -> SeriesVerdict:

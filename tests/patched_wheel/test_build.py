@@ -189,6 +189,23 @@ def test_installers_take_it(origin: Path, patches: tuple[str, ...], tmp_path: Pa
         run([str(venv / "bin/python"), "-m", "pip", "check"])
 
 
+def test_patch_check_knows_what_an_installed_wheel_holds(
+    origin: Path, patches: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = build(origin, patches[:1], tmp_path / "out")
+    venv = tmp_path / "venv"
+    run([sys.executable, "-m", "uv", "venv", "--quiet", "--python", sys.executable, str(venv)])
+    run([sys.executable, "-m", "uv", "pip", "install", "--offline", "--python", str(venv), str(built.path)])
+    command = ["patch", "check", *patches, "--venv", str(venv), "--wheel", str(origin)]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [patch["verdict"] for patch in found["patches"]] == ["merged-upstream", "applies"]
+    assert any("is a patched wheel; it holds edit" in note for note in found["notes"])
+    (facts,) = venv.rglob("provision.json")
+    facts.write_text("{}")
+    assert main(command) == 3
+
+
 def test_linters_of_wheels_are_content(origin: Path, patches: tuple[str, ...], tmp_path: Path) -> None:
     built = build(origin, patches, tmp_path / "out")
     run([str(Path(sys.executable).parent / "check-wheel-contents"), str(built.path)])
