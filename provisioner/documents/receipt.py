@@ -110,7 +110,7 @@ def parse_receipt(text: str, *, where: str) -> Receipt:
         created=table.take("created", str),
         tool=table.take("tool", str),
         build=_parse_build(table.take_table("build")),
-        patches=tuple(_parse_patch(entry) for entry in table.take_tables("patches")),
+        patches=tuple(parse_applied_patch(entry) for entry in table.take_tables("patches")),
         recipe=table.take_optional("recipe", str),
         recipe_digest=table.take_optional("recipe_digest", str),
         lock_digest=table.take_optional("lock_digest", str),
@@ -140,14 +140,15 @@ def _parse_build(table: Table) -> InstalledBuild:
     return build
 
 
-def _parse_patch(table: Table) -> AppliedPatch:
+def parse_applied_patch(table: Table) -> AppliedPatch:
+    """One entry of ``patches``. Raises the table's error for anything that is not understood."""
     patch = AppliedPatch(
         id=table.take("id", str),
         source=table.take("source", str),
         text=table.take("text", str),
         policy=table.take("policy", str),
         verdict=table.take("verdict", str),
-        files=tuple(_parse_file(entry) for entry in table.take_tables("files")),
+        files=tuple(parse_patched_file(entry) for entry in table.take_tables("files")),
     )
     table.close()
     return patch
@@ -162,7 +163,8 @@ def _parse_left_out(table: Table) -> LeftOut:
     return left_out
 
 
-def _parse_file(table: Table) -> PatchedFile:
+def parse_patched_file(table: Table) -> PatchedFile:
+    """One entry of a patch's ``files``. Raises the table's error for anything that is not understood."""
     file = PatchedFile(
         path=table.take("path", str),
         before=_take_nullable(table, "before"),

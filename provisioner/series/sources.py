@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchSource:
-    """A patch and what is asked of it. ``text`` is its text where that needs no root or strip level to be read."""
+    """A patch and what is asked of it. ``text`` is its text where that needs no root or strip level to be read.
+
+    ``upstream`` is the address of the same change at the distribution's own makers, where it is known.
+    """
 
     series: SeriesPatch
     policy: PatchPolicy = PatchPolicy.REQUIRED
     text: bytes | None = field(default=None, repr=False)
+    upstream: str | None = None
 
     @property
     def id(self) -> str:
@@ -133,7 +137,7 @@ def _read_stored(folder: Path, version: Version) -> PatchSource:
     stored = open_stored_patch(folder.parent, folder.name)
     variant = nearest_variant(stored, version)
     text = None if stored.root else stored.file_of(variant).read_bytes()
-    return PatchSource(series=load_series_patch(stored, variant), text=text)
+    return PatchSource(series=load_series_patch(stored, variant), text=text, upstream=stored.upstream)
 
 
 def _once(sources: Iterable[PatchSource]) -> list[PatchSource]:
