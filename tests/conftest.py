@@ -10,6 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.shop import Shop
 
+pytest_plugins = ["tests.support.skips"]
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job in the background of a shell ignores Ctrl-C, and so would every program that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
