@@ -89,7 +89,7 @@ from provisioner.pipeline.preflight import BARE_ENVIRONMENT_BYTES, FULL_ENVIRONM
 from provisioner.pipeline.user_patches import patches_beside, save_texts
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
-from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked
+from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked, refuse_merged
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import Holder, ReadOnlyError, hold_environment
 from provisioner.wheels.record import Record
@@ -107,8 +107,8 @@ class Request:
 
     ``open_wheel`` gives the locked wheel's pristine files and is called only where they are needed. ``bare`` leaves the
     dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there;
-    ``adopts`` takes over an environment that others made, and ``sync`` brings its packages to the lock's.
-    ``fork_any``: the fork's checkout was taken as it is.
+    ``adopts`` takes over an environment that others made, and ``sync`` brings its packages to the lock's; ``strict``
+    refuses a patch that the build has already. ``fork_any``: the fork's checkout was taken as it is.
     ``fetch_wheel`` gives the wheel of a commit build as a file, which is installed instead of the lock's public URL.
     ``fetch_links`` gives a folder that has every wheel; no index is asked then.
     """
@@ -125,6 +125,7 @@ class Request:
     adopts: bool = False
     sync: bool = False
     fork_any: bool = False
+    strict: bool = False
     fetch_wheel: Callable[[Reporter], Path] | None = None
     fetch_links: Callable[[Reporter], Path] | None = None
     layout: VenvLayout = VenvLayout.FIXED
@@ -606,6 +607,8 @@ def _judge(
 
         error.found = "\n".join(filter(None, (error.found, *nearest_texts(verdict, facts))))
         raise
+    if request.strict:
+        refuse_merged(verdict, where=str(request.venv))
     return verdict
 
 
@@ -732,6 +735,7 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict, standing
         record=site.record.shipped_digest,
         fork_any=request.fork_any,
         verification=former.verification if former else None,
+        left_out=request.series.left_out,
     )
 
 
