@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
+from provisioner.digests import digest_of, digest_to_record
 from provisioner.environment.site import find_site
 from provisioner.environment.uv import find_binary
 from provisioner.resources import patches_folder
 from provisioner.transaction.transaction import is_interrupted
+from tests.support.real_fork import commit_fork, final_digests, fork_files, run_own_loop
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-FORK = Path(os.environ.get("PROVISION_FORK_CHECKOUT") or ROOT.parent.parent / "shared" / "fork")
 RECIPE, PATCH = "hynix-stable", "pr50021-gdn-spec-bounds"
 PATCHED = "vllm/third_party/flash_linear_attention/ops/fused_recurrent.py"
 OTHER = "vllm/envs.py"
@@ -175,8 +176,6 @@ def test_an_edit_outside_the_series_is_refused_whatever_is_asked(venv: Path, tmp
 
 @by_uv
 def test_a_record_that_was_made_to_fit_proves_nothing(venv: Path, tmp_path: Path) -> None:
-    from provisioner.digests import digest_of, digest_to_record
-
     site = find_site(venv)
     edit(site.site_packages / OTHER, b"X = 1\n")
     rows = (site.dist_info / "RECORD").read_text().splitlines()
@@ -192,18 +191,43 @@ def test_a_record_that_was_made_to_fit_proves_nothing(venv: Path, tmp_path: Path
 
 
 @by_uv
-@pytest.mark.skipif(not (FORK / "patches").is_dir(), reason="no files of the fork: PROVISION_FORK_CHECKOUT names them")
 def test_the_forks_own_loop_is_named_file_by_file_under_another_recipe(venv: Path, tmp_path: Path) -> None:
-    for patch in sorted((FORK / "patches").glob("*.patch")):
-        call("patch", "-p1", "-s", "--no-backup-if-mismatch", "-d", packages(venv) / "vllm", "-i", patch)
+    run_own_loop(fork_files(), packages(venv) / "vllm")
     before = snapshot(venv)
     refused = run(tmp_path, RECIPE, "--venv", str(venv), "--adopt", "--bare", expect=5)
     assert f"{PATCHED}: nearest to the file as shipped, 26 lines apart" in refused.stderr
     assert "causal_conv1d.py: nearest to the file with pr50021-gdn-spec-bounds, 11 lines apart" in refused.stderr
     refused = run(tmp_path, RECIPE, "--venv", str(venv), "--adopt", "--bare", "--reapply-patches", expect=5)
-    assert "26 installed files are not as RECORD says" in refused.stderr
+    assert "installed files are not as RECORD says" in refused.stderr
     assert f"provision patch diff --venv {venv}" in refused.stderr
     assert snapshot(venv) == before
+
+
+@by_uv
+def test_the_forks_own_loop_is_taken_over_by_its_recipe(venv: Path, tmp_path: Path) -> None:
+    checkout, theirs = tmp_path / "checkout", final_digests()
+    words = ["samsung", "--bare", "--fork-dir", str(checkout), "--fork-commit", commit_fork(checkout)]
+    venv = venv.rename(checkout / "venv")
+    site = find_site(venv)
+    run_own_loop(checkout, site.site_packages / "vllm")
+    before, shipped = snapshot(venv), record(venv)
+    refused = run(tmp_path, *words, "--adopt", expect=5)
+    assert f"{PATCHED}: nearest to the file as shipped, " in refused.stderr
+    assert "--reapply-patches" in refused.stderr
+    assert snapshot(venv) == before
+    made = answer(tmp_path, *words, "--adopt", "--reapply-patches")
+    assert made["actions"][0] == f"take over {venv} with its packages"
+    now = {path: digest_of((site.site_packages / path).read_bytes()) for path in theirs}
+    assert sum(now[path] == digest for path, digest in theirs.items()) == 50
+    assert answer(tmp_path, *words)["actions"] == []
+    assert answer(tmp_path, "status", "--venv", str(venv))["proven"]
+    run(tmp_path, "revert", "--venv", str(venv))
+    assert record(venv) == shipped
+    assert all(
+        digest_of((site.site_packages / path).read_bytes()) == site.record.digest(path)
+        for path in theirs
+        if path in site.record
+    )
 
 
 @by_uv
