@@ -319,9 +319,10 @@ def _follow(uv: Uv, arguments: Sequence[str], reporter: Reporter, *, timeout: fl
     clock = threading.Timer(timeout, process.kill)
     clock.start()
     try:
-        for line in process.stderr:
-            lines.append(line)
-            reporter.detail(line.rstrip())
+        with process.stderr:
+            for line in process.stderr:
+                lines.append(line)
+                reporter.detail(line.rstrip())
         status = process.wait()
     finally:
         _end(process, clock)

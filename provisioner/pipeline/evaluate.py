@@ -1,6 +1,7 @@
 """A series of patches judged on one tree of files: installed, or a wheel that is not."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from provisioner.digests import Digest, digest_of
 from provisioner.documents.patched_wheel import PatchedWheel
 from provisioner.documents.policy import PatchPolicy
 from provisioner.documents.receipt import AppliedPatch
-from provisioner.environment.facts import PristineSource, gather_facts, shipped_facts
+from provisioner.environment.facts import gather_facts, shipped_facts
 from provisioner.environment.site import Site
 from provisioner.environment.state import objects_of, read_patched_wheel, read_receipt
 from provisioner.errors import CannotObtainError
@@ -40,7 +41,7 @@ from provisioner.wheels.record import Record
 if TYPE_CHECKING:
     from provisioner.index.lazy import Wheel
 
-OpenWheel = Callable[[], PristineSource]
+OpenWheel = Callable[[], "Wheel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,12 +266,13 @@ def gather(
     tree: InstalledTree, sources: Sequence[PatchSource], open_wheel: OpenWheel | None = None
 ) -> dict[str, FileFacts]:
     """What stands at the files of the series; ``open_wheel`` gives the bytes as shipped that are not at hand."""
-    return gather_facts(
-        tree.site,
-        touched_paths([source.series for source in sources]),
-        objects=objects_of(tree.site.state_dir),
-        wheel=open_wheel() if open_wheel else None,
-    )
+    with closing(open_wheel()) if open_wheel else nullcontext() as wheel:
+        return gather_facts(
+            tree.site,
+            touched_paths([source.series for source in sources]),
+            objects=objects_of(tree.site.state_dir),
+            wheel=wheel,
+        )
 
 
 def judge_by_policy(sources: Sequence[PatchSource], facts: Mapping[str, FileFacts], record: Record) -> SeriesVerdict:

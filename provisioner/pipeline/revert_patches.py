@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from provisioner import __version__
+from provisioner.documents.receipt import AppliedPatch
 from provisioner.environment.state import read_receipt
 from provisioner.errors import ConflictError, ForeignBytesError, UsageError
 from provisioner.patching.model import PatchVerdict, Verdict
@@ -132,9 +133,14 @@ def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> Non
     receipt = read_receipt(site.state_dir)
     if receipt is None:
         return
-    by_id = {source.id: source for source in staying}
-    standing = [patch for patch in judge_installed(tree, staying).verdict.patches if patch.verdict.remains]
-    patches = tuple(describe_applied(by_id[patch.id], patch) for patch in standing)
+    patches = describe_standing(tree, staying)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     kept = (*patches, *idle_patches(receipt, patches))
     record_in_receipt(site, replace(receipt, created=now, tool=__version__, patches=kept))
+
+
+def describe_standing(tree: InstalledTree, sources: Sequence[PatchSource]) -> tuple[AppliedPatch, ...]:
+    """Those of ``sources`` that are in the files now, as the receipt lists them."""
+    by_id = {source.id: source for source in sources}
+    standing = [patch for patch in judge_installed(tree, sources).verdict.patches if patch.verdict.remains]
+    return tuple(describe_applied(by_id[patch.id], patch) for patch in standing)
