@@ -20,7 +20,8 @@ from provisioner.series.policies import FORK
 QUICK_SECONDS = 30
 CLONE_SECONDS = 600
 _NO_SUCH_COMMIT = ("not our ref", "couldn't find remote ref", "unable to find", "did not match any", "bad object")
-_DAMAGED = ("repository corruption", "unable to read", "bad tree object", "not send all necessary objects")
+# The lines that name the object come first: what git and the other side say reaches us in any order.
+_DAMAGED = ("unable to read", "bad tree object", "not send all necessary objects", "repository corruption")
 # Nothing of the user's or the machine's git configuration, no prompts, no hooks, no file system monitor.
 _NEUTRAL = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.autocrlf=false")
 _NOT_OVERLAY = frozenset({".patch", ".md", ".sh", ".txt"})
@@ -186,11 +187,12 @@ def _fetch(work: Path, url: str, arguments: list[str], timeout_seconds: float) -
             raise NoSuchBuildError(
                 "git has no such commit", where=url, found=error.found, hints=("--fork-commit SHA",)
             ) from None
-        if any(mark in error.text.lower() for mark in _DAMAGED):
+        told = next((line for mark in _DAMAGED for line in error.text.splitlines() if mark in line), None)
+        if told is not None:
             raise CannotObtainError(
                 "the repository is damaged: it lacks objects of the commit",
                 where=url,
-                found=error.found,
+                found=told.strip(),
                 hints=(f"git -C {shlex.quote(_path_of(url))} fsck",) if _is_local(url) else ("--fork-url URL",),
             ) from None
         if _is_local(url):
