@@ -7,14 +7,14 @@ from pathlib import Path
 from provisioner.environment.facts import gather_facts
 from provisioner.environment.integrity import check_record
 from provisioner.environment.site import Site, find_site
-from provisioner.environment.state import objects_of, read_receipt, state_of, write_receipt
+from provisioner.environment.state import objects_of, read_receipt, recover_site, state_of, write_receipt
 from provisioner.errors import EnvironmentConflictError, ForeignBytesError, NotRestoredError
 from provisioner.patching.plan import plan_revert
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.pipeline.execute import WAIT_SECONDS
 from provisioner.series.policies import RecipeSeries
 from provisioner.transaction.lockfile import hold_environment
-from provisioner.transaction.transaction import FileOutcome, execute, recover
+from provisioner.transaction.transaction import FileOutcome, execute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
         )
     with hold_environment(state_of(venv), wait_seconds=WAIT_SECONDS):
         site = find_site(venv, distribution)
-        recover(site.site_packages, site.state_dir)
+        recover_site(site)
         outcomes = _restore(series, site)
         _forget_patches(site)
         others = _prove(series, site)
