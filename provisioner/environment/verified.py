@@ -88,7 +88,10 @@ def read_clock(folder: Path) -> int | None:
     import tempfile
 
     try:
-        with opened(state_folder(folder)) as descriptor, tempfile.TemporaryFile(dir=f"/proc/self/fd/{descriptor}") as file:
+        with (
+            opened(state_folder(folder)) as descriptor,
+            tempfile.TemporaryFile(dir=f"/proc/self/fd/{descriptor}") as file,
+        ):
             return os.fstat(file.fileno()).st_ctime_ns
     except (OSError, ConflictError):
         return None

@@ -82,6 +82,7 @@ from provisioner.pipeline.user_patches import patches_beside, save_texts
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
 from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked
+from provisioner.transaction.folders import make_state_folder
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import Holder, ReadOnlyError, hold_environment
 from provisioner.wheels.record import Record

@@ -1,8 +1,8 @@
 """The one way to files below an environment: no link on the way, nothing outside, whoever wrote what is in it.
 
 The root that the user named is resolved once (:func:`canonical`). From there on every folder of a path is opened
-through the one above it, and none may be a symbolic link, so what is swapped in meanwhile is refused, too. openat2 would
-do the same in one call, but Python has none, and a walk costs some ten microseconds.
+through the one above it, and none may be a symbolic link, so what is swapped in meanwhile is refused, too. openat2
+would do the same in one call, but Python has none, and a walk costs some ten microseconds.
 """
 
 import os
@@ -45,7 +45,7 @@ def canonical(root: Path) -> Path:
 def state_folder(state_dir: Path) -> Path:
     """The canonical path of a state folder, which need not exist.
 
-    Raises EnvironmentConflictError for one that is a link or no folder, that belongs to another than this user, root or
+    Raises EnvironmentConflictError for one that is a link, that belongs to another than this user, root or
     the owner of the environment (who may change every file of it anyway), or that others may write.
     """
     folder = canonical(state_dir.parent) / state_dir.name
@@ -54,8 +54,8 @@ def state_folder(state_dir: Path) -> Path:
     except OSError:  # what is done next meets it again and tells
         return folder
     shown = shlex.quote(str(folder))
-    if not stat.S_ISDIR(found.st_mode):
-        raise _distrusted(folder, "is a link or no folder", f"look at it and take it away: ls -ld {shown}; rm {shown}")
+    if stat.S_ISLNK(found.st_mode):
+        raise _distrusted(folder, "is a link", f"look at it and take it away: ls -ld {shown}; rm {shown}")
     if found.st_uid not in {os.geteuid(), 0, around.st_uid}:
         raise _distrusted(
             folder, f"belongs to user {found.st_uid}", f"look at it and make it yours: chown -R $(id -u) {shown}"
@@ -163,13 +163,13 @@ def look_at(path: Path) -> os.stat_result | None:
 def names_in(folder: Path) -> list[str]:
     """The sorted names in a folder; none where there is no folder. Raises as :func:`opened`."""
     with suppress(FileNotFoundError, NotADirectoryError), opened(folder) as descriptor:
-        return sorted(os.listdir(descriptor))
+        return sorted(os.listdir(descriptor))  # noqa: PTH208 - pathlib reads no descriptor
     return []
 
 
 @contextmanager
 def opened_file(path: Path) -> Iterator[int]:
-    """A descriptor, for reading, of a regular file. Raises RefusedTargetError for anything else, a link too; OSError."""
+    """A descriptor, for reading, of a regular file. Raises RefusedTargetError for anything else; OSError."""
     with opened_parent(path) as parent:
         try:
             descriptor = os.open(path.name, _FILE, dir_fd=parent)

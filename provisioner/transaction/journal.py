@@ -141,7 +141,7 @@ class Journal:
                 self._filesystem.unlink(self._originals / name)
         with suppress(FileNotFoundError):
             self._filesystem.rmdir(self._originals)
-        with suppress(FileNotFoundError):
+        if look_at(self._draft) is not None:
             self._filesystem.unlink(self._draft)
         self._filesystem.rmdir(self.folder)
 

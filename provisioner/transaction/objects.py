@@ -9,7 +9,7 @@ from provisioner.transaction.folders import read_file, write_whole
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectStore:
-    """A folder (its canonical path) of files named by their SHA-256. What does not match its name is treated as absent."""
+    """Files named by their SHA-256, at a canonical path. What does not match its name is treated as absent."""
 
     folder: Path
 

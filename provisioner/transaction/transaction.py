@@ -156,8 +156,10 @@ def recover(
 
     A file is brought back only where it stands in ``record`` or in ``made`` (what patches applied before have made); a
     journal that asks for another, or that does not decode, is set aside and never carried out (NotRestoredError).
-    Raises ConflictError (RefusedTargetError, EnvironmentConflictError) where journal or state folder is not ours; NotRestoredError, with the journal kept, where a file cannot be put back or was changed by somebody since;
-    RestoredError where the disk refuses the work (nothing is worse than before).
+
+    Raises ConflictError (RefusedTargetError, EnvironmentConflictError) where journal or state folder is not ours;
+    NotRestoredError, with the journal kept, where a file cannot be put back or was changed by somebody since, or where
+    the disk refuses the work (nothing is worse than before).
     """
     site_packages, journal = canonical(site_packages), Journal(state_dir, filesystem=filesystem)
     if not journal.exists():

@@ -464,16 +464,20 @@ def test_killed_at_200_points_and_recovered(fast_path: Path) -> None:
     deaths: list[Callable[[], FileSystem]] = []
     deaths += [lambda number=number: dying_at(number) for number in range(1, total + 1)]
     deaths += [lambda number=number: TearingFileSystem(number) for number in range(1, 14)]
-    timed = max(200 - len(deaths), 60)
+    timed_site = make_site(fast_path / "timed")
+    started = time.monotonic()
+    assert not _killed(_in_child(lambda: _run(timed_site)))
+    span = time.monotonic() - started
     kinds: set[RecoveryKind | None] = set()
-    killed = 0
-    for number in range(len(deaths) + timed):
+    killed = number = 0
+    while killed < 200:
+        assert number < 1000, "random times hit too seldom"
         site = make_site(fast_path / str(number))
         if number < len(deaths):
             child = _in_child(lambda number=number, site=site: _run(site, filesystem=deaths[number]()))
         else:
             child = _in_child(lambda site=site: _run(site))
-            time.sleep(chance.uniform(0, 0.02))
+            time.sleep(chance.uniform(0, span))
             os.kill(child, signal.SIGKILL)
         killed += _killed(child)
         if chance.random() < 0.3:
@@ -485,7 +489,7 @@ def test_killed_at_200_points_and_recovered(fast_path: Path) -> None:
         if found == old:
             _run(site)
             assert snapshot(site) == new
-    assert killed >= 200 - 60
+        number += 1
     assert kinds >= {None, RecoveryKind.UNDONE, RecoveryKind.NOTHING_WRITTEN}
 
 
