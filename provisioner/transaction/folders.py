@@ -91,7 +91,7 @@ def state_file(state_dir: Path, name: str) -> Path:
 def make_state_folder(state_dir: Path) -> Path:
     """The state folder, made if missing, with the folders above it. Raises as :func:`state_folder` does; OSError."""
     folder = state_folder(state_dir)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    state_dir.parent.mkdir(parents=True, exist_ok=True)  # as the user named it: not where a dangling link leads
     with opened_parent(folder) as parent, suppress(FileExistsError):
         os.mkdir(folder.name, 0o755, dir_fd=parent)
     return folder
