@@ -10,7 +10,7 @@ from provisioner import __version__
 from provisioner.digests import digest_of
 from provisioner.documents.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.environment.site import Site
-from provisioner.environment.state import objects_of, read_receipt, write_receipt
+from provisioner.environment.state import objects_of, read_receipt, recover_site, write_receipt
 from provisioner.errors import CannotObtainError, NotRestoredError, RestoredError
 from provisioner.patching.model import (
     FileVerdict,
@@ -71,10 +71,10 @@ def apply(
         return Application(judgement=looked.judgement)
     # Here, so that a run which finds nothing to do loads nothing of it.
     from provisioner.transaction.lockfile import hold_environment
-    from provisioner.transaction.transaction import execute, recover
+    from provisioner.transaction.transaction import execute
 
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
-        recovery = recover(site.site_packages, site.state_dir)
+        recovery = recover_site(site)
         looked = _look(tree, sources, reset=reset)
         if looked.judgement.verdict.blocking:
             return Application(judgement=looked.judgement, recovery=recovery)

@@ -35,6 +35,7 @@ from provisioner.environment.state import (
     objects_of,
     read_owner,
     read_receipt,
+    recover_site,
     state_of,
     write_owner,
     write_receipt,
@@ -90,6 +91,7 @@ from provisioner.pipeline.user_patches import patches_beside, save_texts
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
 from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked, refuse_merged
+from provisioner.transaction.folders import make_state_folder
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import Holder, ReadOnlyError, hold_environment
 from provisioner.wheels.record import Record
@@ -285,7 +287,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
 def _make_place(venv: Path) -> None:
     """Make the folder, so that a place where none can be made is named before anything else happens."""
     try:
-        state_of(venv).mkdir(parents=True, exist_ok=True)
+        make_state_folder(state_of(venv))
     except OSError as error:
         raise EnvironmentConflictError(
             "no environment can be made here",
@@ -307,10 +309,8 @@ def _held(venv: Path, reporter: Reporter) -> Iterator[None]:
 def _recover(found: Found, reporter: Reporter) -> list[Action]:
     if not isinstance(found, Installed | Adoptable) or not is_interrupted(found.site.state_dir):
         return []
-    from provisioner.transaction.transaction import recover
-
     reporter.stage("recover an interrupted change")
-    recover(found.site.site_packages, found.site.state_dir)
+    recover_site(found.site)
     return [RecoverTransaction()]
 
 

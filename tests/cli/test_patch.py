@@ -928,3 +928,31 @@ def test_the_hint_of_a_revert_that_others_need_works_as_printed(desk: Desk) -> N
     hint = desk.run("revert", "a").err.rpartition("hint: ")[2]
     assert main(shlex.split(hint)[1:]) == 0
     assert "taken back: a, b" in desk.capsys.readouterr().out
+
+
+def test_a_journal_that_is_a_link_is_refused_and_nothing_outside_is_touched(desk: Desk, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("intent", "proven", "precious.txt"):
+        (outside / name).write_bytes(b"precious\n")
+    assert desk.run("apply", desk.patch("p", two=[(b"value = 1", b"value = 2")])).code == 0
+    (desk.site / ".provision/journal").symlink_to(outside)
+    before = desk.state()
+    done = desk.run("revert")
+    assert done.code == 5
+    assert "hint:" in done.err
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == dict.fromkeys(
+        ("intent", "proven", "precious.txt"), b"precious\n"
+    )
+    assert desk.state() == before
+
+
+def test_a_journal_of_another_shape_is_told_once_and_later_commands_work(desk: Desk) -> None:
+    assert desk.run("apply", desk.patch("p", two=[(b"value = 1", b"value = 2")])).code == 0
+    journal = desk.site / ".provision/journal"
+    journal.mkdir()
+    (journal / "intent").write_bytes(digest_of(b"[]").encode() + b"\n[]")
+    refused = desk.run("revert")
+    assert refused.code == 7
+    assert "journal.rejected-" in refused.err
+    assert desk.run("revert").code == 0

@@ -92,7 +92,8 @@ def forbid_writing(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> 
     real = os.open
 
     def refuse(name: str | Path, flags: int, *rest: int, **more: int) -> int:
-        if Path(name) == path and flags & os.O_RDWR:
+        folder = Path(f"/proc/self/fd/{more['dir_fd']}").resolve() if "dir_fd" in more else Path()
+        if folder / name == path and flags & os.O_RDWR:
             raise OSError(number, os.strerror(number))
         return real(name, flags, *rest, **more)
 
