@@ -29,7 +29,6 @@ def revert(
     from provisioner.errors import UsageError
     from provisioner.pipeline.revert import revert as restore
     from provisioner.series.fork import find_series
-    from provisioner.series.policies import leave_out_again
 
     if recipe is not None:
         wanted = open_recipe(recipe)
@@ -40,7 +39,7 @@ def revert(
     folder = read_context().venv(wanted, venv)
     site = find_site(folder, wanted.distribution)
     receipt = read_receipt(site.state_dir)
-    series = leave_out_again(find_series(wanted, folder, site.version), receipt.left_out if receipt else ())
+    series = find_series(wanted, folder, site.version, receipt.left_out if receipt else ())
     done = restore(wanted.distribution, series, folder)
     if as_json:
         files = [asdict(item) for item in done.files]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from provisioner.cli.shared.context import Context
     from provisioner.documents.lock import Lock, LockScope
+    from provisioner.documents.policy import LeftOut
     from provisioner.documents.receipt import Receipt
     from provisioner.documents.recipe import Recipe
     from provisioner.gpu.report import VerifyReport
@@ -187,13 +188,14 @@ def _run(options: UpOptions, fork: ForkOptions) -> int:
     if options.from_bundle is not None:
         return _run_unplugged(options.from_bundle, context, options, fork)
     wanted = open_recipe(options.recipe)
+    left_out = _left_out(wanted, options)
     check_platform()
     wish, venv = _choose_place(wanted, context, options, fork)
     if options.adopt:
         _insist_on_environment(venv)
     writes = not (options.dry_run or options.check)
     lock = context.lock(wanted, _scope(options), _first_use(options, writes=writes))
-    series = _open_series(wanted, wish, lock.build.version, writes=writes)
+    series = _open_series(wanted, wish, lock.build.version, left_out, writes=writes)
     request = _ask(wanted, lock, series, venv, context.locked_wheel(lock), options)
     adopts = request.adopts or wish is not None
     request = replace(request, adopts=adopts, fork_any=fork.fork_any, fetch_wheel=context.wheel_file(lock))
@@ -232,6 +234,7 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
     from provisioner.bundles.use import insist_on_host, insist_on_recipe, open_bundle, unpacking
     from provisioner.errors import UsageError
     from provisioner.pipeline.preflight import check_platform
+    from provisioner.series.policies import leave_out
     from provisioner.series.recipe import open_series
 
     bundle = open_bundle(bundle_file.expanduser().absolute())
@@ -245,7 +248,7 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
         raise UsageError("a fork does not travel in a bundle", where=wanted.where, hints=("--without-fork",))
     with unpacking(bundle, context.home.cache / "bundles") as unpacked:
         lock = bundle.lock()
-        series = open_series(wanted, lock.build.version, unpacked.patches())
+        series = leave_out(open_series(wanted, lock.build.version, unpacked.patches()), _left_out(wanted, options))
         request = _ask(wanted, lock, series, venv, unpacked.open_wheel, options)
         request = replace(
             request,
@@ -267,12 +270,13 @@ def _ask(
     """What the command line asks for, with packages from the user's index."""
     from provisioner.pipeline.execute import Request
     from provisioner.pipeline.user_patches import with_beside
+    from provisioner.series.policies import require_left_out
 
-    wanted = _leave_out(series, recipe, options)
+    require_left_out(series, options.without_patch or ())
     return Request(
         recipe=recipe,
         lock=lock,
-        series=with_beside(wanted, venv, recipe.distribution) if options.keep_patches else wanted,
+        series=with_beside(series, venv, recipe.distribution) if options.keep_patches else series,
         strict=options.strict,
         venv=venv,
         python=options.python,
@@ -285,12 +289,15 @@ def _ask(
     )
 
 
-def _leave_out(series: "RecipeSeries", recipe: "Recipe", options: UpOptions) -> "RecipeSeries":
-    """The series without the patches that the user leaves out; what the recipe requires needs a second word."""
-    from provisioner.errors import UsageError
-    from provisioner.series.policies import leave_out
+def _left_out(recipe: "Recipe", options: UpOptions) -> "tuple[LeftOut, ...]":
+    """The patches that the user leaves out.
 
-    ids = options.without_patch or []
+    Raises UsageError for one that the recipe requires, unless the result need not be as it says.
+    """
+    from provisioner.documents.policy import LeftOut, Omission
+    from provisioner.errors import UsageError
+
+    ids = tuple(dict.fromkeys(options.without_patch or ()))
     required = [name for name in ids if name in recipe.required]
     if required and not options.not_as_recipe:
         raise UsageError(
@@ -298,7 +305,7 @@ def _leave_out(series: "RecipeSeries", recipe: "Recipe", options: UpOptions) -> 
             where="--without-patch",
             hints=("add --not-as-recipe; the environment is then not as the recipe says, and serve refuses it",),
         )
-    return leave_out(series, ids)
+    return tuple(LeftOut(id=name, omission=Omission.ASKED) for name in ids)
 
 
 def _answer(request: "Request", context: "Context", options: UpOptions) -> int:
@@ -387,20 +394,28 @@ def _choose_place(
     return wish, venv
 
 
-def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", *, writes: bool) -> "RecipeSeries":
+def _open_series(
+    recipe: "Recipe",
+    wish: "ForkWish | None",
+    version: "Version",
+    left_out: "tuple[LeftOut, ...]",
+    *,
+    writes: bool,
+) -> "RecipeSeries":
     from provisioner.cli.shared.progress import open_reporter
     from provisioner.series.fork import obtain_checkout, open_fork_series, peek_checkout, unknown_replaced
+    from provisioner.series.policies import leave_out
     from provisioner.series.recipe import open_series
 
     if wish is None or recipe.fork is None:
-        return open_series(recipe, version)
+        return leave_out(open_series(recipe, version), left_out)
     with open_reporter() as reporter:
         take = obtain_checkout if writes else peek_checkout
         checkout = take(recipe.fork, wish, reporter)
         _warn_of_drafter(recipe, wish.folder, reporter)
         for name in unknown_replaced(recipe.fork, checkout):
             reporter.warn(f"the recipe replaces {name}, which this checkout does not have")
-    return open_fork_series(recipe, checkout, version, overlay=wish.overlay)
+    return open_fork_series(recipe, checkout, version, overlay=wish.overlay, left_out=left_out)
 
 
 def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> None:
