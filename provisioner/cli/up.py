@@ -50,6 +50,10 @@ RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to mak
 Rebuild = Annotated[
     bool, typer.Option("--rebuild", help="Replace an environment that holds another build or edited files.")
 ]
+Adopt = Annotated[bool, typer.Option("--adopt", help="Take over an environment that uv or pip made.")]
+Sync = Annotated[
+    bool, typer.Option("--sync", help="Bring the packages of an environment that was taken over to the lock's.")
+]
 Downgrade = Annotated[bool, typer.Option("--downgrade", help="Let --rebuild replace it by an older build.")]
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
 Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI address or number in bus order.")]
@@ -58,9 +62,9 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check
 
 
 ForkDir = Annotated[
-    Path | None, typer.Option(help="The fork's checkout; made if it is not there.", rich_help_panel="Fork")
+    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel="Fork")
 ]
-ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from.", rich_help_panel="Fork")]
+ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel="Fork")]
 ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel="Fork")]
 ForkAny = Annotated[
     bool,
@@ -107,6 +111,8 @@ class UpOptions:
     require_lock: bool
     rebuild: bool
     downgrade: bool
+    adopt: bool
+    sync: bool
     index_url: str | None
     as_json: bool
     gpu: str | None
@@ -141,6 +147,8 @@ def up(
     require_lock: RequireLock = False,
     rebuild: Rebuild = False,
     downgrade: Downgrade = False,
+    adopt: Adopt = False,
+    sync: Sync = False,
     index_url: IndexUrl = None,
     as_json: AsJson = False,
     gpu: Gpu = None,
@@ -183,12 +191,27 @@ def _run(options: UpOptions, fork: ForkOptions) -> int:
     left_out = _left_out(wanted, options)
     check_platform()
     wish, venv = _choose_place(wanted, context, options, fork)
+    if options.adopt:
+        _insist_on_environment(venv)
     writes = not (options.dry_run or options.check)
     lock = context.lock(wanted, _scope(options), _first_use(options, writes=writes))
     series = _open_series(wanted, wish, lock.build.version, left_out, writes=writes)
     request = _ask(wanted, lock, series, venv, context.locked_wheel(lock), options)
-    request = replace(request, adopts=wish is not None, fetch_wheel=context.wheel_file(lock))
+    adopts = request.adopts or wish is not None
+    request = replace(request, adopts=adopts, fork_any=fork.fork_any, fetch_wheel=context.wheel_file(lock))
     return _answer(request, context, options)
+
+
+def _insist_on_environment(venv: Path) -> None:
+    from provisioner.environment.site import venv_python
+    from provisioner.errors import EnvironmentConflictError
+
+    if not venv_python(venv).exists():
+        raise EnvironmentConflictError(
+            "there is no environment to take over",
+            where=str(venv),
+            hints=(f"to make one: provision up RECIPE --venv {shlex.quote(str(venv))}",),
+        )
 
 
 def _refuse_contradictions(options: UpOptions) -> None:
@@ -200,6 +223,10 @@ def _refuse_contradictions(options: UpOptions) -> None:
         )
     if options.reapply_patches and options.keep_patches:
         raise UsageError("--reapply-patches takes every other patch out and --keep-patches keeps them; name one")
+    if options.adopt and (options.rebuild or options.python is not None):
+        raise UsageError("--adopt keeps the environment that is there, so it goes with neither --rebuild nor --python")
+    if options.sync and options.bare:
+        raise UsageError("--sync installs the dependencies that --bare leaves out; name one")
 
 
 def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
@@ -257,6 +284,8 @@ def _ask(
         reapply=options.reapply_patches,
         open_wheel=open_wheel,
         environ=os.environ,
+        adopts=options.adopt,
+        sync=options.sync,
     )
 
 
@@ -357,8 +386,6 @@ def _choose_place(
         raise UsageError("the recipe has no fork, so its options do not go with it", where=recipe.where)
     if fork.without_fork and fork != ForkOptions(without_fork=True):
         raise UsageError("--without-fork does not go with other options of the fork")
-    if fork.fork_dir is not None and fork.fork_url is not None:
-        raise UsageError("--fork-dir names a checkout and --fork-url a place to clone; name one")
     folder, venv = find_places(recipe, context, options.venv, fork.fork_dir, without_fork=fork.without_fork)
     if folder is None:
         return None, venv

@@ -165,6 +165,12 @@ def sync_requirements(uv: Uv, python: Path, requirements: Path, *, reporter: Rep
     _install(uv, arguments, reporter)
 
 
+def add_requirements(uv: Uv, python: Path, requirements: Path, *, reporter: Reporter) -> None:
+    """The same, with whatever else is installed left alone."""
+    arguments = ["pip", "install", "--require-hashes", "--strict", "--python", str(python)]
+    _install(uv, [*arguments, "--requirements", str(requirements)], reporter)
+
+
 def choose_python(uv: Uv, choice: PythonChoice, environ: Mapping[str, str]) -> ChosenPython:
     """The preferred Python if one is found, else the newest supported one.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.documents.patched_wheel import PatchedWheel
 from provisioner.documents.policy import PatchPolicy
@@ -27,7 +28,9 @@ from provisioner.patching.model import (
     Verdict,
     paths_of,
 )
+from provisioner.patching.plan import foreign_paths, make_plan
 from provisioner.patching.series import judge_series, learn_cuts, touched_paths
+from provisioner.patching.steps import FileStep
 from provisioner.records import dataclass
 from provisioner.resources import patches_folder
 from provisioner.series.policies import name_not_needed
@@ -123,7 +126,7 @@ class Judgement:
 
 
 def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
-    """Judge a series on a tree and write nothing.
+    """Judge a series on a tree and write nothing. Raises ConflictError where it makes a file that is no Python.
 
     On an installed tree the patches that its receipt lists, and that stand there, come first. The bytes as shipped are
     fetched only where something stands in the way and they could tell more.
@@ -134,7 +137,28 @@ def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
             facts = shipped_facts(record, touched_paths([source.series for source in sources]), wheel)
             return _judgement(tree, judge_by_policy(sources, facts, record), facts, sources)
         case InstalledTree():
-            return judge_installed(tree, with_applied(tree.site, sources))
+            judgement = judge_installed(tree, with_applied(tree.site, sources))
+            if judgement.verdict.blocking:
+                return judgement
+            return insist_on_python(tree.site, judgement, make_plan(judgement.verdict, judgement.facts).steps)
+
+
+def insist_on_python(site: Site, judgement: Judgement, steps: Sequence[FileStep]) -> Judgement:
+    """The judgement, with a note where no Python is known that could compile the files that ``steps`` write.
+
+    Raises ConflictError, with file and line, where one is no Python.
+    """
+    # Here, so that a run which writes nothing loads nothing of it.
+    from provisioner.environment.syntax import compiler_of, refuse_broken_python, written_sources
+
+    if not written_sources(steps):
+        return judgement
+    python = compiler_of(site)
+    if python is None:
+        note = "whether the changed files compile was not checked: nobody knows which Python imports this folder"
+        return replace(judgement, notes=(*judgement.notes, note))
+    refuse_broken_python(python, steps, judgement.verdict)
+    return judgement
 
 
 def with_applied(site: Site, sources: Sequence[PatchSource]) -> tuple[PatchSource, ...]:
@@ -305,6 +329,21 @@ def _paths_judged(
         for path in paths_of(change)
     }
     return tuple(sorted(paths))
+
+
+def nearest_texts(verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> tuple[str, ...]:
+    """For each file with bytes of no known state the state that is nearest, in a line for people."""
+    edits = [_describe_edit(path, verdict, facts) for path in foreign_paths(verdict)]
+    return tuple(
+        f"{edit.path}: nearest to {edit.nearest}, {count_text(_changed_lines(edit.difference), 'line')} apart"
+        for edit in edits
+        if edit.nearest is not None and edit.difference
+    )
+
+
+def _changed_lines(difference: bytes) -> int:
+    lines = difference.splitlines()
+    return sum(line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---") for line in lines)
 
 
 def _is_edited(path: str, verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> bool:

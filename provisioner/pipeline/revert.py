@@ -8,7 +8,7 @@ from pathlib import Path
 from provisioner.environment.facts import gather_facts
 from provisioner.environment.integrity import check_record
 from provisioner.environment.site import Site, find_site
-from provisioner.environment.state import objects_of, read_receipt, state_of, write_receipt
+from provisioner.environment.state import objects_of, read_receipt, recover_site, state_of, write_receipt
 from provisioner.errors import EnvironmentConflictError, ForeignBytesError, NotRestoredError
 from provisioner.patching.plan import plan_revert, plan_without
 from provisioner.patching.series import judge_series, touched_paths
@@ -19,7 +19,7 @@ from provisioner.pipeline.user_patches import user_sources
 from provisioner.series.policies import RecipeSeries
 from provisioner.series.sources import PatchSource
 from provisioner.transaction.lockfile import hold_environment
-from provisioner.transaction.transaction import FileOutcome, execute, recover
+from provisioner.transaction.transaction import FileOutcome, execute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
         )
     with hold_environment(state_of(venv), wait_seconds=WAIT_SECONDS):
         site = find_site(venv, distribution)
-        recover(site.site_packages, site.state_dir)
+        recover_site(site)
         staying = user_sources(site, series)
         outcomes = _restore(series, site, staying)
         _forget_patches(site, staying)

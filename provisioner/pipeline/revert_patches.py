@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from provisioner import __version__
 from provisioner.documents.receipt import AppliedPatch
 from provisioner.environment.site import Site
-from provisioner.environment.state import read_receipt
+from provisioner.environment.state import read_receipt, recover_site
 from provisioner.errors import ConflictError, ForeignBytesError, UsageError
 from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.patching.plan import plan_revert, plan_without
@@ -24,7 +24,7 @@ from provisioner.pipeline.evaluate import (
 from provisioner.resources import stored_patch_names
 from provisioner.series.sources import PatchSource, near_names
 from provisioner.transaction.lockfile import Holder, hold_environment
-from provisioner.transaction.transaction import FileOutcome, Recovery, execute, is_interrupted, recover
+from provisioner.transaction.transaction import FileOutcome, Recovery, execute, is_interrupted
 from provisioner.wheels.record import Record
 
 
@@ -60,7 +60,7 @@ def withdraw(
         _refuse_unknown(ids, (), site)
         return Withdrawal(ids=(), files=(), remaining=(), absent=tuple(ids))
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
-        recovery = recover(site.site_packages, site.state_dir)
+        recovery = recover_site(site)
         series = with_applied(site, sources)
         applied = [source.id for source in series]
         _refuse_unknown(ids, applied, site)

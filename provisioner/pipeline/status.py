@@ -33,6 +33,7 @@ from provisioner.pipeline.inspect import (
     differing_packages,
     inspect_environment,
     is_replaceable,
+    reinstall_command,
 )
 from provisioner.records import dataclass
 from provisioner.series.fork import find_series
@@ -171,7 +172,7 @@ def _hints_of_edits(recipe: Recipe, venv: Path, site: Site) -> tuple[str, ...]:
     """What mends files outside the series, and those of the series with them."""
     if is_replaceable(site):
         return (_up_command(recipe, venv, "--rebuild"),)
-    return (f"rm -r {shlex.quote(str(venv))}, then {_up_command(recipe, venv)}",)
+    return (reinstall_command(site, site.version), _up_command(recipe, venv))
 
 
 def _removal_hints(site: Site, unlisted: Unlisted) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from provisioner.documents.policy import PatchPolicy
 from provisioner.documents.receipt import Receipt
 from provisioner.environment.site import Site, find_site, venv_python
 from provisioner.environment.state import read_receipt, state_of
-from provisioner.files import write_whole
 from provisioner.patching.model import Verdict
 from provisioner.series.policies import RecipeSeries
+from provisioner.transaction.folders import make_state_folder, state_file, write_whole
 
 if TYPE_CHECKING:
     from provisioner.series.sources import PatchSource
@@ -57,6 +57,7 @@ def save_texts(site: Site, ids: Sequence[str], state_dir: Path) -> tuple[Path, .
     saved = []
     for source in recorded_sources(site):
         if source.id in ids:
+            make_state_folder(state_dir)
             path = saved_text(state_dir, source.id)
             write_whole(path, source.kept)
             saved.append(path)
@@ -65,4 +66,4 @@ def save_texts(site: Site, ids: Sequence[str], state_dir: Path) -> tuple[Path, .
 
 def saved_text(state_dir: Path, patch_id: str) -> Path:
     """Where the text of a patch that was taken out lies."""
-    return state_dir / TAKEN_OUT / f"{patch_id.replace('/', '-')}.patch"
+    return state_file(state_dir, TAKEN_OUT) / f"{patch_id.replace('/', '-')}.patch"

@@ -70,7 +70,7 @@ def refuse_blocked(verdict: SeriesVerdict, series: RecipeSeries, *, where: str) 
     lines = [line for patch in blocking for line in explain_patch(patch)]
     error = InvalidPatchError if any(patch.verdict is Verdict.INVALID for patch in blocking) else ConflictError
     displacing = dict.fromkeys(name for patch in blocking for name in patch.displaced_by)
-    if any(patch.verdict is Verdict.FOREIGN for patch in blocking):
+    if any(patch.verdict.resettable for patch in blocking):
         hint = "run again with --reapply-patches to restore the files as shipped first"
     elif displacing:
         words = " ".join(f"--without-patch {name}" for name in displacing)
