@@ -45,7 +45,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """One row of the table: a line that shows it (near a failure, if ``near_failure``), what it means, what to do."""
+    """One row of the table: a line that shows it (near a failure, if ``near_failure``), what it means, what to do.
+
+    A group that ``pattern`` names may stand in ``next`` as ``{group}``.
+    """
 
     id: str
     pattern: re.Pattern[str]
@@ -107,10 +110,27 @@ SYMPTOMS: tuple[Symptom, ...] = (
         severity=Severity.WARNING,
     ),
     Symptom(
+        id="cache-too-small",
+        pattern=re.compile(
+            r"larger than the available KV cache.*estimated maximum model length is (?P<length>[1-9]\d*)", re.IGNORECASE
+        ),
+        what="the KV cache has no room for one request of the model's full length",
+        next=("provision serve RECIPE -- --max-model-len {length}",),
+        phase=Phase.LOAD,
+        subject=Subject.COMMAND,
+    ),
+    Symptom(
+        id="no-cache",
+        pattern=re.compile(r"No available memory for the cache blocks"),
+        what="weights and profiling left no memory for the KV cache",
+        next=("provision serve RECIPE -- --max-num-batched-tokens 2048 (a smaller peak while profiling)",),
+        phase=Phase.LOAD,
+        subject=Subject.COMMAND,
+    ),
+    Symptom(
         id="load-memory",
         pattern=re.compile(
-            r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|No available memory for the cache blocks|"
-            r"larger than the available KV cache|less than requested memory for kv|"
+            r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|less than requested memory for kv|"
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory"
         ),
         what="memory ran out while the model loaded",
@@ -251,13 +271,15 @@ def _find_symptom(symptom: Symptom, run: Run) -> Iterator[Finding]:
         failures = [index for index in window if _FAILURE.search(run.lines[index])]
         found = [index for index in found if any(abs(index - failure) <= _NEIGHBOUR_LINES for failure in failures)]
     if found:
+        match = symptom.pattern.search(run.lines[found[-1]])
+        numbers = match.groupdict() if match else {}
         yield Finding(
             id=symptom.id,
             severity=symptom.severity,
             subject=symptom.subject,
             what=symptom.what,
             evidence=tuple(run.quote(index) for index in found[:_MOST_EVIDENCE]),
-            next=symptom.next,
+            next=tuple(step.format_map(numbers) for step in symptom.next),
         )
 
 

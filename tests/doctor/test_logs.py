@@ -53,7 +53,7 @@ def test_a_healthy_log_shows_nothing():
         ([READY, TRACE, FAULT], "serving-fault"),
         ([TRACE, OOM], "load-memory"),
         ([READY, TRACE, OOM], "serving-memory"),
-        (["ValueError: No available memory for the cache blocks. Try increasing"], "load-memory"),
+        (["ValueError: No available memory for the cache blocks. Try increasing"], "no-cache"),
         (["ValueError: Free memory on device cuda:0 (1/63 GiB) on startup is less than desired GPU memory utilization"],
          "memory-taken"),
         (["RuntimeError: No CUDA GPUs are available"], "card-start"),
@@ -83,6 +83,25 @@ def test_what_a_real_server_wrote(path):
     """Logs of vLLM 0.32.0 on a CPU, shortened; each is named by what was done to it."""
     found = [finding.id for finding in read_log(path.read_text(encoding="utf-8").splitlines())]
     assert found == [path.stem]
+
+
+TOO_SMALL = (
+    "ValueError: To serve at least one request with the models's max seq len (262144), 36.0 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (6.94 GiB). Based on the available memory, the estimated "
+    "maximum model length is 50512. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`"
+)
+
+
+@pytest.mark.parametrize("line", [TOO_SMALL, "ValueError: No available memory for the cache blocks. Try increasing"])
+def test_advice_on_a_small_cache_does_not_shrink_it(line):
+    """A lower share of the card's memory is taken from the cache first: the weights keep their size."""
+    (finding,) = read_log([START, TRACE, line])
+    assert not any("gpu-memory-utilization" in step for step in finding.next)
+
+
+def test_a_cache_too_small_is_answered_with_the_length_in_the_line():
+    (finding,) = read_log([START, TRACE, TOO_SMALL])
+    assert finding.next == ("provision serve RECIPE -- --max-model-len 50512",)
 
 
 def test_every_symptom_says_what_to_run_next():
