@@ -17,6 +17,7 @@ from provisioner.serve.launch import REDACTED
 RESTARTS_OF_A_LOOP = 4
 _LONGEST_EVIDENCE = 220
 _MOST_EVIDENCE = 3
+_LAST_LINES = 10
 _IDLE_LINES_BEFORE_DOUBT = 3
 # A frame names a kernel some lines above or below the error that it led to.
 _NEIGHBOUR_LINES = 80
@@ -216,8 +217,10 @@ def read_log(lines: Iterable[str]) -> tuple[Finding, ...]:
     starts = _find_starts(every)
     first = starts[-1] if starts else 0
     run = Run(lines=every[first:], first_number=first + 1)
+    known = tuple(finding for symptom in SYMPTOMS for finding in _find_symptom(symptom, run))
     return (
-        *(finding for symptom in SYMPTOMS for finding in _find_symptom(symptom, run)),
+        *known,
+        *(() if known or not starts else _find_start_without_end(run)),
         *_find_cold_cache(run),
         *_find_card_events(run),
         *_find_shown_key(run),
@@ -281,6 +284,21 @@ def _find_symptom(symptom: Symptom, run: Run) -> Iterator[Finding]:
             evidence=tuple(run.quote(index) for index in found[:_MOST_EVIDENCE]),
             next=tuple(step.format_map(numbers) for step in symptom.next),
         )
+
+
+def _find_start_without_end(run: Run) -> Iterator[Finding]:
+    """A start that never became ready is no healthy one, whatever stopped it."""
+    end = len(run.lines)
+    if run.ready_at() < end:
+        return
+    yield Finding(
+        id="unknown-failure",
+        severity=Severity.ERROR,
+        subject=Subject.ENVIRONMENT,
+        what="the log ends before the server was ready",
+        evidence=tuple(run.quote(index) for index in range(max(0, end - _LAST_LINES), end)),
+        next=("journalctl -k | grep -i 'out of memory'", "provision doctor RECIPE"),
+    )
 
 
 def _find_cold_cache(run: Run) -> Iterator[Finding]:

@@ -85,10 +85,16 @@ def test_what_a_real_server_wrote(path):
     assert found == [path.stem]
 
 
+def test_a_start_that_never_became_ready_is_a_finding_with_its_last_ten_lines():
+    (finding,) = read_log([START, CONFIG, *(f"INFO loading shard {n}" for n in range(20))])
+    assert finding.id == "unknown-failure"
+    assert [line.rsplit(" ", 1)[1] for line in finding.evidence] == [str(n) for n in range(10, 20)]
+
+
 TOO_SMALL = (
-    "ValueError: To serve at least one request with the models's max seq len (262144), 36.0 GiB KV cache is needed, "
+    "ValueError: To serve at least one request with the model's max seq len (262144), (36.0 GiB KV cache is needed, "
     "which is larger than the available KV cache memory (6.94 GiB). Based on the available memory, the estimated "
-    "maximum model length is 50512. Try increasing `gpu_memory_utilization` or decreasing `max_model_len`"
+    "maximum model length is 50512. Try increasing `gpu_memory_utilization`"
 )
 
 
