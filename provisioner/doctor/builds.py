@@ -16,9 +16,6 @@ from provisioner.series.recipe import nearest_variant
 from provisioner.series.store import load_series_patch, open_stored_patch
 from provisioner.serve.rules import GDN_PATCH
 
-_STANDING = frozenset({Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.PROBABLY_MERGED})
-_MISSING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
@@ -49,6 +46,6 @@ def _judge_by_content(site: Site) -> frozenset[str] | None:
     item = load_series_patch(stored, nearest_variant(stored, site.version))
     facts = gather_facts(site, touched_paths((item,)), objects=objects_of(site.state_dir))
     (verdict,) = judge_series((item,), facts).patches
-    if verdict.verdict in _STANDING:
+    if verdict.verdict is Verdict.APPLIED or verdict.verdict.merged:
         return frozenset({GDN_PATCH})
-    return frozenset() if verdict.verdict in _MISSING else None
+    return frozenset() if verdict.verdict.applies else None

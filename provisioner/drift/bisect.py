@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from provisioner.drift.explain import compare_signatures
-from provisioner.drift.model import HOLDS, Bisection, Cell, Column, Turn
+from provisioner.drift.model import Bisection, Cell, Column, Turn
 from provisioner.errors import NoSuchBuildError, UsageError
 from provisioner.wheels.names import Candidate
 
@@ -36,7 +36,7 @@ def find_turns(builds: Sequence[Candidate], good: str, bad: str, judge: Judge) -
 
 def answer_of(cell: Cell) -> str:
     """What counts as the same answer: holding, at whatever line, is one; every other verdict is its own."""
-    return "holds" if cell.verdict.verdict in HOLDS else str(cell.verdict.verdict)
+    return "holds" if cell.verdict.verdict.fits else str(cell.verdict.verdict)
 
 
 def _search(column: Callable[[int], Column], low: int, high: int, cell: Cell) -> Turn:
@@ -48,7 +48,7 @@ def _search(column: Callable[[int], Column], low: int, high: int, cell: Cell) ->
         else:
             high = middle
     before, after = _same_row(column(low), cell), _same_row(column(high), cell)
-    if before.verdict.verdict in HOLDS:
+    if before.verdict.verdict.fits:
         after = replace(after, changes=compare_signatures(before, after))
     return Turn(
         recipe=cell.recipe,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from provisioner.drift.model import HOLDS, Cell, Column, HunkView, Row, Signature
+from provisioner.drift.model import Cell, Column, HunkView, Row, Signature
 from provisioner.patching.model import FileChange, FileFacts, FileVerdict, Hunk, HunkVerdict, Patch, PatchVerdict
 from provisioner.patching.scope import map_scopes
 
@@ -38,13 +38,13 @@ class _Place:
 def explain_patch(verdict: PatchVerdict, patch: Patch, facts: Mapping[str, FileFacts]) -> Account:
     """The account of one patch on one build, as this build alone shows it."""
     signatures = tuple(_signatures_around(verdict, facts))
-    if verdict.verdict in HOLDS:
+    if verdict.verdict.fits:
         return Account(signatures=signatures)
     changes = {change.path: change for change in patch.changes}
     lines: list[str] = []
     views: list[HunkView] = []
     for file in verdict.files:
-        if file.verdict in HOLDS:
+        if file.verdict.fits:
             continue
         content = _text_of(facts.get(file.path))
         if content is None or not file.hunks:
@@ -64,12 +64,12 @@ def tell_changes(columns: Sequence[Column]) -> tuple[Column, ...]:
     held: dict[Row, list[tuple[int, Cell]]] = {}
     for index, column in enumerate(columns):
         for cell in column.cells:
-            if cell.verdict.verdict in HOLDS:
+            if cell.verdict.verdict.fits:
                 held.setdefault(cell.row, []).append((index, cell))
 
     def told(index: int, cell: Cell) -> Cell:
         nearest = min(held.get(cell.row, ()), key=lambda item: (abs(item[0] - index), item[0]), default=None)
-        if cell.verdict.verdict in HOLDS or nearest is None:
+        if cell.verdict.verdict.fits or nearest is None:
             return replace(cell, changes=())
         return replace(cell, changes=compare_signatures(nearest[1], cell))
 
@@ -94,7 +94,7 @@ def _explain_file(file: FileVerdict, change: FileChange, content: str) -> Accoun
     lines: list[str] = []
     views: list[HunkView] = []
     for answer in file.hunks:
-        if answer.verdict in HOLDS:
+        if answer.verdict.fits:
             continue
         place = find_nearest(hunks[answer.index], there)
         views.append(_view(file.path, hunks[answer.index], answer, there, place))
@@ -156,9 +156,9 @@ def _explain_scope(scope: str | None, content: str) -> Iterator[str]:
 
 def _signatures_around(verdict: PatchVerdict, facts: Mapping[str, FileFacts]) -> Iterator[Signature]:
     """Around every hunk of a patch that holds; of another patch, around the hunks that do not."""
-    patch_holds = verdict.verdict in HOLDS
+    patch_holds = verdict.verdict.fits
     for file in verdict.files:
-        hunks = [hunk for hunk in file.hunks if hunk.scope and (patch_holds or hunk.verdict not in HOLDS)]
+        hunks = [hunk for hunk in file.hunks if hunk.scope and (patch_holds or not hunk.verdict.fits)]
         content = _text_of(facts.get(file.path)) if hunks else None
         if content is None:
             continue

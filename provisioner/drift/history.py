@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from provisioner.drift.model import HOLDS, Build, has_whole_text
+from provisioner.drift.model import Build, has_whole_text
 from provisioner.errors import UsageError
 from provisioner.index.commits import run_git
 from provisioner.patching.model import PatchVerdict
@@ -117,7 +117,7 @@ def listed_history(commits: Sequence[str]) -> Witness:
 def tell_history(verdict: PatchVerdict, commit: str, ancestry: Ancestry) -> tuple[str, ...]:
     """What an ancestry means beside what the text shows; nothing where there is nothing to say. Pure."""
     name = commit[:10]
-    holds, is_there = verdict.verdict in HOLDS, has_whole_text(verdict)
+    holds, is_there = verdict.verdict.fits, has_whole_text(verdict)
     if ancestry.is_ancestor is None:
         return () if holds else (f"whether the build has upstream's {name} is not known: {ancestry.why}",)
     if not ancestry.is_ancestor:

@@ -14,10 +14,8 @@ from provisioner.digests import Digest
 from provisioner.documents.recipe import DriftResponse, PatchPolicy
 from provisioner.patching.model import PatchVerdict, Verdict
 
-HOLDS: Final = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET, Verdict.APPLIED, Verdict.ALREADY_IN_SERIES})
 Row = tuple[str, str]
 """Recipe and patch."""
-_MERGED: Final = frozenset({Verdict.MERGED_UPSTREAM, Verdict.PROBABLY_MERGED})
 _BROKEN: Final[Mapping[PatchPolicy, DriftResponse]] = {
     PatchPolicy.REQUIRED: DriftResponse.FAIL,
     PatchPolicy.OPTIONAL: DriftResponse.WARN,
@@ -220,9 +218,9 @@ def response_to(verdict: Verdict, policy: PatchPolicy, own: Mapping[str, DriftRe
     """What a verdict means: the recipe's own word for it, else by policy."""
     if str(verdict) in own:
         return own[str(verdict)]
-    if verdict in HOLDS:
+    if verdict.fits:
         return DriftResponse.IGNORE
-    if verdict in _MERGED:
+    if verdict.merged:
         return DriftResponse.NOTICE
     return _BROKEN[policy]
 
@@ -238,7 +236,7 @@ def respond(
     if in_history and verdict.verdict is Verdict.PROBABLY_MERGED:
         conflicts = any(file.verdict is Verdict.CONFLICT for file in verdict.files)
         return response_to(Verdict.CONFLICT if conflicts else Verdict.PARTIAL, policy, own)
-    if in_history and verdict.verdict in HOLDS and str(verdict.verdict) not in own:
+    if in_history and verdict.verdict.fits and str(verdict.verdict) not in own:
         return DriftResponse.NOTICE
     return response_to(verdict.verdict, policy, own)
 
@@ -246,7 +244,7 @@ def respond(
 def has_whole_text(verdict: PatchVerdict) -> bool:
     """Whether a build has all of what the patch would give it, as far as it ships the files."""
     shipped = [file for file in verdict.files if file.verdict is not Verdict.NOT_SHIPPED]
-    return bool(shipped) and all(file.verdict in _MERGED for file in shipped)
+    return bool(shipped) and all(file.verdict.merged for file in shipped)
 
 
 def drift_key(recipe: str, verdict: PatchVerdict, *, in_history: bool | None = None) -> str:
@@ -259,6 +257,6 @@ def drift_key(recipe: str, verdict: PatchVerdict, *, in_history: bool | None = N
         [file.path, str(file.verdict), [[hunk.index, str(hunk.verdict)] for hunk in file.hunks]]
         for file in verdict.files
     ]
-    merged = ["merged"] if in_history and verdict.verdict in HOLDS else []
+    merged = ["merged"] if in_history and verdict.verdict.fits else []
     text = json.dumps([recipe, verdict.id, str(verdict.verdict), files, *merged], sort_keys=True)
     return sha256(text.encode()).hexdigest()[:12]

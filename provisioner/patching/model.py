@@ -34,17 +34,40 @@ class Verdict(StrEnum):
     ALREADY_IN_SERIES = "already-in-series"
     NOT_SHIPPED = "not-shipped"
 
+    @property
+    def applies(self) -> bool:
+        """The files are to be changed."""
+        return self in (Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET)
 
-HARMLESS: frozenset[Verdict] = frozenset(
-    {
-        Verdict.APPLIES,
-        Verdict.APPLIES_AT_OFFSET,
-        Verdict.APPLIED,
-        Verdict.MERGED_UPSTREAM,
-        Verdict.ALREADY_IN_SERIES,
-    }
-)
-"""Verdicts of a patch with which a series can be carried out as it is (exit 0)."""
+    @property
+    def remains(self) -> bool:
+        """The change is in the files once the series is carried out, and it is the patch that put it there."""
+        return self is Verdict.APPLIED or self.applies
+
+    @property
+    def merged(self) -> bool:
+        """The build has the change already."""
+        return self in (Verdict.PROBABLY_MERGED, Verdict.MERGED_UPSTREAM)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is to be done: the change is there, whoever put it there."""
+        return self in (Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES)
+
+    @property
+    def fits(self) -> bool:
+        """The patch has its place in the build, which lacks the change without it."""
+        return self.remains or self is Verdict.ALREADY_IN_SERIES
+
+    @property
+    def holds(self) -> bool:
+        """The series can be carried out as it is (exit 0)."""
+        return self.applies or self.settled
+
+    @property
+    def resettable(self) -> bool:
+        """The answer would be another if the files were as shipped."""
+        return self in (Verdict.FOREIGN, Verdict.PARTIAL, Verdict.STALE_VERSION)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,4 +292,4 @@ class SeriesVerdict:
     @property
     def blocking(self) -> tuple[PatchVerdict, ...]:
         """The patches whose verdict stands in the way of carrying out the series, in order."""
-        return tuple(patch for patch in self.patches if patch.verdict not in HARMLESS)
+        return tuple(patch for patch in self.patches if not patch.verdict.holds)

@@ -293,7 +293,7 @@ def verdict_of(hunks: tuple[HunkVerdict, ...]) -> Verdict:
     found = {hunk.verdict for hunk in hunks}
     if found == {Verdict.APPLIED}:
         return Verdict.APPLIED
-    if found <= {Verdict.APPLIED, Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET}:
+    if all(verdict.remains for verdict in found):
         return Verdict.PARTIAL
     order = list(Verdict)
     return min(found, key=order.index)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from provisioner.digests import digest_of
 from provisioner.errors import ConflictError, ForeignBytesError, UsageError
-from provisioner.patching.model import HARMLESS, FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
+from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.patching.steps import (
     DEFAULT_MODE,
@@ -20,17 +20,13 @@ from provisioner.patching.steps import (
 from provisioner.wheels.record import Record
 
 
-def make_plan(
-    verdict: SeriesVerdict, files: Mapping[str, FileFacts], *, accept: Collection[Verdict] = HARMLESS
-) -> Plan:
+def make_plan(verdict: SeriesVerdict, files: Mapping[str, FileFacts]) -> Plan:
     """The steps from the files as they are to the series' final state.
 
-    ``accept`` are the verdicts with which the series is carried out; a patch that does not go on leaves no trace in the
-    final state. Raises ConflictError (ForeignBytesError where bytes are foreign) if any patch has another verdict.
+    Raises ConflictError (ForeignBytesError where bytes are foreign) if any patch does not hold.
     """
-    blocking = [patch for patch in verdict.patches if patch.verdict not in accept]
-    if blocking:
-        raise _blocked(blocking)
+    if verdict.blocking:
+        raise _blocked(verdict.blocking)
     return Plan(steps=steps_to(verdict.final, files, verdict.final_modes))
 
 
@@ -60,7 +56,7 @@ def plan_without(
     if unknown:
         raise UsageError(f"the series has no patch {', '.join(unknown)}", hints=("provision patch revert --help",))
     _refuse_foreign(verdict)
-    half = [p.id for p in verdict.patches if p.verdict in (Verdict.PARTIAL, Verdict.STALE_VERSION) and p.id not in ids]
+    half = [p.id for p in verdict.patches if p.verdict.resettable and p.id not in ids]
     if half:
         raise ConflictError(
             f"{_listed(half)} would be lost: not all of it is there, or an older text of it",

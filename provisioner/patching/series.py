@@ -17,7 +17,6 @@ from provisioner.digests import Digest, digest_of
 from provisioner.errors import HashMismatchError
 from provisioner.patching.hunks import Applied, Refused, apply_change, cut_of, present_hunks
 from provisioner.patching.model import (
-    HARMLESS,
     Create,
     Cut,
     Delete,
@@ -51,7 +50,6 @@ from provisioner.patching.strands import (
 from provisioner.records import dataclass
 from provisioner.wheels.record import Record
 
-_MERGED = frozenset({Verdict.PROBABLY_MERGED, Verdict.MERGED_UPSTREAM})
 _ORDER = {verdict: place for place, verdict in enumerate(Verdict)}
 
 
@@ -330,7 +328,7 @@ class _Judge:
             before=self._digest(turn.step.before.contents[at]),
             after=None if after is None else self._digest(after.contents[at]),
             hunks=hunks,
-            why=reason or ("" if verdict in HARMLESS else why),
+            why=reason or ("" if verdict.holds else why),
         )
 
     def _file_verdict(
@@ -344,7 +342,7 @@ class _Judge:
             return Verdict.ALREADY_IN_SERIES, ""
         if forward is Verdict.APPLIED:
             return self._already_there(turn)
-        if forward not in (Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET):
+        if not forward.applies:
             there = number in explanation.applied
             return forward, "it stands on disk, but not on the output of its predecessors" if there else ""
         if number in explanation.applied and self._mode_is_right(turn.link, path):
@@ -477,7 +475,7 @@ def _hunks_on_disk(
 
 def _restate(hunk: HunkVerdict, verdict: Verdict) -> HunkVerdict:
     """Say of a hunk what its file's verdict means for it."""
-    if verdict in (Verdict.APPLIED, Verdict.STALE_VERSION, Verdict.ALREADY_IN_SERIES):
+    if verdict is Verdict.STALE_VERSION or (verdict.fits and not verdict.applies):
         return replace(hunk, verdict=verdict, why="")
     if hunk.verdict is Verdict.APPLIED and verdict is Verdict.PROBABLY_MERGED:
         return replace(hunk, verdict=verdict)
@@ -490,16 +488,18 @@ def _verdict_over(item: SeriesPatch, files: Sequence[FileVerdict], *, stale: boo
     if not found:
         return Verdict.NOT_SHIPPED
     worst = min(found, key=_ORDER.__getitem__)
-    if worst is Verdict.PROBABLY_MERGED and found - _MERGED:
+    if worst is Verdict.PROBABLY_MERGED and any(not other.merged for other in found):
         worst = Verdict.PARTIAL
-    if item.in_history and worst in (Verdict.PROBABLY_MERGED, Verdict.CONFLICT, Verdict.PARTIAL):
-        return Verdict.MERGED_UPSTREAM if worst is Verdict.PROBABLY_MERGED else Verdict.PROBABLY_MERGED
+    if item.in_history and worst is Verdict.PROBABLY_MERGED:
+        return Verdict.MERGED_UPSTREAM
+    if item.in_history and (worst is Verdict.CONFLICT or worst is Verdict.PARTIAL):
+        return Verdict.PROBABLY_MERGED
     if stale and _ORDER[worst] > _ORDER[Verdict.STALE_VERSION]:
         return Verdict.STALE_VERSION
     return worst
 
 
 def _why_of(verdict: Verdict, files: Sequence[FileVerdict]) -> str:
-    if verdict in HARMLESS:
+    if verdict.holds:
         return ""
     return next((f"{file.path}: {file.why}" for file in files if file.why and file.verdict is verdict), "")

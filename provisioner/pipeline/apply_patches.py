@@ -176,9 +176,7 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
     former = read_receipt(site.state_dir)
     by_id = {source.id: source for source in looked.sources}
     patches = tuple(
-        describe_applied(by_id[patch.id], patch)
-        for patch in looked.judgement.verdict.patches
-        if patch.verdict in RECORDED
+        describe_applied(by_id[patch.id], patch) for patch in looked.judgement.verdict.patches if patch.verdict.remains
     )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     if former is not None:
@@ -194,10 +192,6 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
         wheel_sha256=None,
     )
     return Receipt(created=now, tool=__version__, build=build, patches=patches, python=site.python)
-
-
-RECORDED = frozenset({Verdict.APPLIED, Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
-"""Verdicts of patches that stand in the files once the series is carried out."""
 
 
 def idle_patches(former: Receipt, patches: Sequence[AppliedPatch]) -> tuple[AppliedPatch, ...]:

@@ -1,6 +1,6 @@
 """A series of patches judged on one tree of files: installed, or a wheel that is not."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -153,11 +153,8 @@ def _standing(site: Site, sources: tuple[PatchSource, ...]) -> tuple[PatchSource
         return ()
     facts = gather_facts(site, touched_paths([source.series for source in sources]), objects=objects_of(site.state_dir))
     verdict = judge_by_policy(sources, facts, site.record)
-    standing = {patch.id for patch in verdict.patches if patch.verdict not in _NOT_STANDING}
+    standing = {patch.id for patch in verdict.patches if not patch.verdict.applies}
     return tuple(source for source in sources if source.id in standing)
-
-
-_NOT_STANDING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
 
 
 def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judgement:
@@ -189,14 +186,11 @@ def _refuse_targets(site: Site, verdict: SeriesVerdict) -> SeriesVerdict:
 def _refuse_files(site: Site, patch: PatchVerdict) -> PatchVerdict:
     files = []
     for file in patch.files:
-        why = refusal_of(site.site_packages, file.path) if file.verdict in _CHANGING else None
+        why = refusal_of(site.site_packages, file.path) if file.verdict.applies else None
         files.append(replace(file, verdict=Verdict.CONFLICT, why=why) if why else file)
     if tuple(files) == patch.files:
         return patch
     return replace(patch, files=tuple(files), verdict=Verdict.CONFLICT, why="a file cannot be written to")
-
-
-_CHANGING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
 
 
 def _judgement(
@@ -206,7 +200,7 @@ def _judgement(
     sources: Sequence[PatchSource],
     notes: Iterable[str] = (),
 ) -> Judgement:
-    foreign = _paths_judged(verdict, sources, (Verdict.FOREIGN,))
+    foreign = _paths_judged(verdict, sources, lambda found: found is Verdict.FOREIGN)
     return Judgement(
         distribution=tree.distribution,
         version=tree.version,
@@ -251,25 +245,22 @@ def lacks_pristine(facts: Mapping[str, FileFacts]) -> bool:
     return any(map(is_unknown, facts.values()))
 
 
-RESETTABLE = frozenset({Verdict.FOREIGN, Verdict.PARTIAL, Verdict.STALE_VERSION})
-
-
 def resettable_paths(verdict: SeriesVerdict, sources: Iterable[PatchSource]) -> tuple[str, ...]:
     """The files of patches in the way that would be judged otherwise if they were as shipped, sorted."""
-    return _paths_judged(verdict, sources, RESETTABLE)
+    return _paths_judged(verdict, sources, lambda found: found.resettable)
 
 
 def _paths_judged(
-    verdict: SeriesVerdict, sources: Iterable[PatchSource], verdicts: Collection[Verdict]
+    verdict: SeriesVerdict, sources: Iterable[PatchSource], matches: Callable[[Verdict], bool]
 ) -> tuple[str, ...]:
-    """The files with one of ``verdicts`` in some patch, and with the target of a rename its source."""
+    """The files whose verdict in some patch ``matches``, and with the target of a rename its source."""
     changes = {source.id: source.series.patch.changes for source in sources}
     paths = {
         path
         for patch in verdict.patches
         for file in patch.files
         for change in changes[patch.id]
-        if change.path == file.path and file.verdict in verdicts
+        if change.path == file.path and matches(file.verdict)
         for path in paths_of(change)
     }
     return tuple(sorted(paths))

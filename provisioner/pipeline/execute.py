@@ -43,7 +43,7 @@ from provisioner.environment.unlisted import find_unlisted, removal_of
 from provisioner.environment.uv import VenvLayout
 from provisioner.errors import EnvironmentConflictError, ForeignBytesError, HashMismatchError, ProvisionError
 from provisioner.patching.diff import print_patch
-from provisioner.patching.model import FileFacts, SeriesPatch, SeriesVerdict, Verdict
+from provisioner.patching.model import FileFacts, SeriesPatch, SeriesVerdict
 from provisioner.patching.plan import make_plan, steps_to
 from provisioner.patching.series import touched_paths
 from provisioner.patching.steps import FileStep
@@ -659,19 +659,15 @@ def _applied_patches(request: Request, verdict: SeriesVerdict) -> tuple[AppliedP
             source=patch.source,
             text=_text_digest(request, items[patch.id]),
             policy=request.series.policies.get(patch.id, "required"),
-            verdict="applied" if patch.verdict in _GOING_ON else str(patch.verdict),
+            verdict="applied" if patch.verdict.remains else str(patch.verdict),
             files=tuple(
                 PatchedFile(path=file.path, before=file.before, after=file.after)
                 for file in patch.files
-                if file.verdict in _GOING_ON and file.before != file.after
+                if file.verdict.remains and file.before != file.after
             ),
         )
         for patch in verdict.patches
     )
-
-
-# A patch that is in the build or in the series before changes nothing itself.
-_GOING_ON = frozenset({Verdict.APPLIED, Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
 
 
 def _text_digest(request: Request, item: SeriesPatch) -> Digest:

@@ -11,7 +11,7 @@ from provisioner.errors import ConflictError, ForeignBytesError, UsageError
 from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.patching.plan import plan_revert, plan_without
 from provisioner.patching.steps import FileStep
-from provisioner.pipeline.apply_patches import RECORDED, WAIT_SECONDS, describe_applied, idle_patches, record_in_receipt
+from provisioner.pipeline.apply_patches import WAIT_SECONDS, describe_applied, idle_patches, record_in_receipt
 from provisioner.pipeline.evaluate import (
     InstalledTree,
     Judgement,
@@ -98,7 +98,7 @@ def _refuse_unknown(ids: Sequence[str], applied: Sequence[str]) -> None:
 
 def _require_standing(judgement: Judgement) -> None:
     for patch in judgement.verdict.patches:
-        if patch.verdict not in _STANDING:
+        if not patch.verdict.settled:
             error = ForeignBytesError if patch.verdict is Verdict.FOREIGN else ConflictError
             raise error(
                 "the files are not as the series left them, so nothing was taken back",
@@ -117,9 +117,6 @@ def _source_of(patch: PatchVerdict) -> str:
     return patch.id if patch.id in stored_patch_names() else shlex.quote(patch.source)
 
 
-_STANDING = frozenset({Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES})
-
-
 def _plan(
     series: Sequence[PatchSource], judgement: Judgement, going: Collection[str], record: Record
 ) -> tuple[FileStep, ...]:
@@ -136,7 +133,7 @@ def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> Non
     if receipt is None:
         return
     by_id = {source.id: source for source in staying}
-    standing = [patch for patch in judge_installed(tree, staying).verdict.patches if patch.verdict in RECORDED]
+    standing = [patch for patch in judge_installed(tree, staying).verdict.patches if patch.verdict.remains]
     patches = tuple(describe_applied(by_id[patch.id], patch) for patch in standing)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     kept = (*patches, *idle_patches(receipt, patches))

@@ -40,7 +40,6 @@ from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import read_holder
 from provisioner.wheels.record import Record
 
-_SETTLED = frozenset({Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES})
 ADDED = "added"
 """Stands for the policy of a patch that was applied to the environment beside the recipe's."""
 
@@ -62,7 +61,7 @@ class PatchStatus:
 
     id: str
     policy: str
-    verdict: str
+    verdict: Verdict
     why: str
     files: tuple[FileStatus, ...]
 
@@ -176,10 +175,13 @@ def _removal_hints(site: Site, unlisted: Unlisted) -> tuple[str, ...]:
 
 
 def _hints(recipe: Recipe, venv: Path, patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
-    unsettled = {Verdict.FOREIGN, Verdict.PARTIAL, Verdict.CONFLICT}
-    if any(patch.policy == PatchPolicy.REQUIRED and patch.verdict in unsettled for patch in patches):
+    if any(patch.policy == PatchPolicy.REQUIRED and _needs_reset(patch.verdict) for patch in patches):
         return (_up_command(recipe, venv, "--reapply-patches"),)
     return (_up_command(recipe, venv),)
+
+
+def _needs_reset(verdict: Verdict) -> bool:
+    return verdict.resettable or verdict is Verdict.CONFLICT
 
 
 def _torch_problems(receipt: Receipt | None, found: tuple[str | None, str | None]) -> tuple[str, ...]:
@@ -203,7 +205,7 @@ def _patched(patches: tuple[PatchStatus, ...], receipt: Receipt | None) -> set[s
 
 def _answers(patch: PatchStatus) -> bool:
     return patch.policy in {PatchPolicy.REQUIRED, ADDED} or (
-        patch.policy == PatchPolicy.OPTIONAL and patch.verdict in _SETTLED
+        patch.policy == PatchPolicy.OPTIONAL and patch.verdict.settled
     )
 
 
@@ -255,7 +257,7 @@ def _patch_problems(patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
     unsettled = [
         f"{patch.id} is {patch.policy} and its verdict is {patch.verdict}"
         for patch in patches
-        if patch.policy == PatchPolicy.REQUIRED and patch.verdict not in _SETTLED
+        if patch.policy == PatchPolicy.REQUIRED and not patch.verdict.settled
     ]
     return (*unsettled, *(f"{patch.id} is applied and not the recipe's" for patch in patches if patch.policy == ADDED))
 
@@ -273,7 +275,7 @@ def _judge(recipe: Recipe, venv: Path, site: Site) -> tuple[PatchStatus, ...]:
         PatchStatus(
             id=verdict.id,
             policy=str(series.policies.get(verdict.id, ADDED)),
-            verdict=str(verdict.verdict),
+            verdict=verdict.verdict,
             why=verdict.why,
             files=_files_of(verdict, recorded, now),
         )

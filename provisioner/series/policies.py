@@ -6,7 +6,7 @@ from dataclasses import replace
 from provisioner.counts import count_text
 from provisioner.documents.recipe import PatchPolicy
 from provisioner.errors import ConflictError, InvalidPatchError
-from provisioner.patching.model import HARMLESS, FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
+from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.series import judge_series
 from provisioner.records import dataclass
 from provisioner.wheels.record import Record
@@ -58,7 +58,7 @@ def explain_patch(patch: PatchVerdict) -> list[str]:
     lines += [
         f"  {file.path}: {file.verdict}" + (f" ({file.why})" if file.why else "")
         for file in patch.files
-        if file.verdict not in HARMLESS
+        if not file.verdict.holds
     ]
     return lines
 

@@ -147,7 +147,7 @@ def refuse_needless(stored: StoredPatch, version: Version, wheel: Wheel) -> None
         return
     item, record = load_series_patch(stored, covering), wheel.record()
     found = judge_series([item], shipped_facts(record, touched_paths([item]), wheel), record).patches[0].verdict
-    if found in {Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET}:
+    if found.applies:
         raise ConflictError(
             f"the store needs no text of its own for {version}: the one for {covering.versions} applies to it",
             where=str(stored.file_of(covering)),

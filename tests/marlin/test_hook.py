@@ -1,8 +1,9 @@
 """The hook: which calls it takes over, from which it keeps its hands off, and what it says."""
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,11 +39,59 @@ def awq_marlin_moe_repack(
 new_gptq_marlin_repack.__name__ = "gptq_marlin_repack"
 
 
+class Watch:
+    """The clock and the watcher threads of ledgers, moved by the test: no time passes, no thread starts of itself."""
+
+    perf_counter = staticmethod(time.perf_counter)
+    Lock = staticmethod(threading.Lock)
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.waiting: list[Callable[[], None]] = []
+        self.while_asleep: list[Callable[[], None]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Leap ``seconds`` ahead; the next of ``while_asleep`` happens a second after falling asleep."""
+        woken = self.now + seconds
+        if self.while_asleep:
+            self.now += 1.0
+            self.while_asleep.pop(0)()
+        self.now = woken
+
+    def Thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> SimpleNamespace:  # noqa: N802
+        assert daemon, "vLLM's exit would wait for the watcher"
+        return SimpleNamespace(start=lambda: self.waiting.append(target))
+
+    def run(self) -> None:
+        """Let the one watcher that was started run to its end."""
+        (watcher,) = self.waiting
+        self.waiting.clear()
+        watcher()
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    made = Watch()
+    monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(module, "threading", made)
+    return made
+
+
 @pytest.fixture(autouse=True)
-def quiet_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ledger", Ledger(lambda: None, quiet_seconds=0.01))
+def quiet_ledger(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The module's ledger notes without a watcher; a ledger of a test's own leaves none behind."""
+    monkeypatch.setattr(module, "_ledger", SimpleNamespace(note=lambda size, seconds, *, how: None))
     monkeypatch.setattr(module, "default_engine", TorchEngine)
     monkeypatch.delenv(SETTING, raising=False)
+    yield
+    assert watchers() == []
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "marlin-repack-ledger"]
 
 
 @pytest.fixture
@@ -194,23 +243,53 @@ def test_the_wrapper_keeps_name_and_signature() -> None:
     assert routed.__wrapped__ is gptq_marlin_repack
 
 
-def test_it_says_once_that_it_works_and_once_what_it_did(caplog: pytest.LogCaptureFixture) -> None:
-    quiet: list[int] = []
-    ledger = Ledger(lambda: quiet.append(1), quiet_seconds=0.05)
+def test_it_says_once_that_it_works_and_once_what_it_did(caplog: pytest.LogCaptureFixture, watch: Watch) -> None:
+    quiet: list[float] = []
+    ledger = Ledger(lambda: quiet.append(watch.now), quiet_seconds=5.0)
     with caplog.at_level(logging.INFO, logger=module.__name__):
         for _ in range(3):
             ledger.note(1_500_000_000, 0.5, how="numba, 16 threads")
-        wait_until(lambda: len(quiet) == 1)
+        watch.run()
         ledger.note(1_000_000, 0.1, how="numba, 16 threads")
-        wait_until(lambda: len(quiet) == 2)
+        watch.run()
+    assert quiet == [105.0, 110.0]
     assert [record.getMessage() for record in caplog.records] == [
         f"Marlin weights are repacked on the CPU (numba, 16 threads; {SETTING}=0 turns this off)",
         "Repacked 3 Marlin weights on the CPU: 4.50 GB in 1.5 s, copies included",
     ]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def test_it_is_quiet_only_when_the_last_weight_is_long_past(caplog: pytest.LogCaptureFixture, watch: Watch) -> None:
+    quiet: list[float] = []
+    ledger = Ledger(lambda: quiet.append(watch.now), quiet_seconds=5.0)
+    with caplog.at_level(logging.INFO, logger=module.__name__):
+        ledger.note(1_000_000_000, 0.5, how="numba, 16 threads")
+        watch.while_asleep.append(lambda: ledger.note(1_000_000_000, 0.5, how="numba, 16 threads"))
+        watch.run()
+    assert quiet == [106.0]
+    assert watch.waiting == []
+    assert caplog.messages[-1] == "Repacked 2 Marlin weights on the CPU: 2.00 GB in 1.0 s, copies included"
+
+
+def test_a_call_is_noted_in_the_ledger(monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
+    monkeypatch.setenv(SETTING, "1")
+    quiet: list[float] = []
+    monkeypatch.setattr(module, "_ledger", Ledger(lambda: quiet.append(watch.now), quiet_seconds=5.0))
+    route(new_gptq_marlin_repack)(words_of(Case(layout=Layout(bits=8), size_k=64, size_n=128)), 64, 128, num_bits=8)
+    watch.run()
+    assert quiet == [105.0]
+
+
+def test_the_watcher_is_a_thread_of_its_own() -> None:
+    by: list[str] = []
+    quiet = threading.Event()
+
+    def note_thread() -> None:
+        by.append(threading.current_thread().name)
+        quiet.set()
+
+    Ledger(note_thread, quiet_seconds=0.0).note(1, 0.5, how="numba, 16 threads")
+    assert quiet.wait(10)
+    for thread in watchers():
+        thread.join(10)
+    assert by == ["marlin-repack-ledger"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from provisioner.counts import count_text
 from provisioner.patching.model import FileVerdict, HunkVerdict, PatchVerdict, SeriesVerdict, Verdict
-from provisioner.pipeline.evaluate import RESETTABLE, ForeignEdit, Judgement
+from provisioner.pipeline.evaluate import ForeignEdit, Judgement
 from provisioner.resources import stored_patch_names
 from provisioner.wheels.names import spec_of
 
@@ -98,14 +98,11 @@ def judgement_rows(verdict: SeriesVerdict) -> Iterator[tuple[str, str, str, str]
 def _file_detail(file: FileVerdict) -> str:
     if file.moved_to:
         return f"moved to {file.moved_to}"
-    if file.why or (file.verdict not in _CHANGING and file.verdict is not Verdict.APPLIED):
+    if file.why or not file.verdict.remains:
         return file.why
     if file.before == file.after:
         return "permissions"
     return f"{_short(file.before)} -> {_short(file.after)}"
-
-
-_CHANGING = frozenset({Verdict.APPLIES, Verdict.APPLIES_AT_OFFSET})
 
 
 def _is_remarkable(hunk: HunkVerdict, file: FileVerdict) -> bool:
@@ -220,14 +217,13 @@ def judgement_hints(judgement: Judgement, named: Sequence[str]) -> Iterator[str]
             f"{blind} of {count_text(len(hunks), 'hunk')} not at the line named, or with several places; to tell in "
             "which class or function each must stand, name the release they were cut against: --cut-against VERSION"
         )
-    verdicts = {patch.verdict for patch in judgement.verdict.blocking}
-    if verdicts & RESETTABLE:
+    if any(patch.verdict.resettable for patch in judgement.verdict.blocking):
         what = shlex.join(named)
         yield f"to restore these files as shipped first, then apply: provision patch apply {what} --reset"
     for patch in judgement.verdict.blocking:
         if patch.verdict is Verdict.INVALID:
             yield f"provision patch lint {shlex.quote(patch.source)}"
-        elif patch.verdict not in RESETTABLE:
+        elif not patch.verdict.resettable:
             yield _next_of_conflict(patch, judgement)
 
 
