@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 # Without an argument pip follows the user's own settings: index, mirror, find-links, proxy, certificate.
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: install dev test test-fast check format lint types bench docs wheel clean
+.PHONY: install dev test test-fast test-tools test-server check format lint types bench docs wheel clean
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
@@ -25,6 +25,13 @@ test: dev
 
 test-fast: dev
 	$(PYTEST) -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
+
+# What the longest tests need; both say so where the machine cannot have it.
+test-tools:
+	.ci/install-tools
+
+test-server: dev
+	$(BIN)/python -m tests.support.cpu_server
 
 check: lint types test
 

@@ -6,18 +6,29 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from provisioner.errors import EnvironmentConflictError, UsageError
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` through a sibling temporary file, synced to disk, creating parent folders."""
+    with writing_whole(path) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def writing_whole(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes stand at ``path`` once the block ends, as :func:`write_whole` puts them there.
+
+    Where the block raises, nothing is left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         temporary.chmod(0o644)

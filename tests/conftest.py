@@ -10,6 +10,8 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.shop import Shop
 
+pytest_plugins = ["tests.support.skips", "tests.support.guards"]
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job in the background of a shell ignores Ctrl-C, and so would every program that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,7 +20,7 @@ _SETTINGS = ("PROVISION_HOME", "PROVISION_VLLM_INDEX", "PROVISION_VLLM_CLONE", "
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_home(leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh home; uv's and pip's caches stay where the machine has them, so that real installs are quick."""
     home = tmp_path_factory.mktemp("home")
     cache = Path.home() / ".cache"

@@ -17,6 +17,7 @@ ROOMS = (
     "doctor",
     "serve",
     "bundles",
+    "patched_wheel",
     "pipeline",
     "locks",
     "series",

@@ -81,6 +81,19 @@ def _fast_exp(x):
     return tl.math.exp2(1.4426950408889634 * x)
 
 
+@triton.jit
+def _mamba_state_copy_boundary(num_tokens_running_state, new_num_computed, block_size: tl.constexpr):
+    aligned_new_computed = (new_num_computed // block_size) * block_size
+    needs_copy = aligned_new_computed >= num_tokens_running_state
+    accept_token_bias = aligned_new_computed - num_tokens_running_state
+    dest_block_idx = aligned_new_computed // block_size - 1
+    return needs_copy, accept_token_bias, dest_block_idx
+
+
+def _signed_64(value: int) -> int:
+    return value if value < (1 << 63) else value - (1 << 64)
+
+
 class Signals:
     """Records, program by program, the PDL instructions of the last launch under the interpreter."""
 
@@ -145,6 +158,10 @@ _KNOWN: dict[str, dict[str, Any]] = {
         "get_conv_copy_spec": _conv_copy_spec,
         "get_temporal_copy_spec": _temporal_copy_spec,
         "is_conv_state_dim_first": lambda: Layout.dim_first,
+    },
+    "vllm.v1.worker.replayssm_utils": {
+        "mamba_state_copy_boundary": _mamba_state_copy_boundary,
+        "_reinterpret_u64_as_i64": _signed_64,
     },
     "vllm.third_party.flash_linear_attention.ops.op": _EXP_LOG,
     "vllm.model_executor.layers.fla.ops.op": _EXP_LOG,
@@ -938,16 +955,18 @@ def bind_context(
     create = module.MambaSpecDecodeGPUContext.create
     # From 0.29 on the copy functions come by the type of layer.
     typed = takes(create, "copy_funcs")
+    attention = {name: types.SimpleNamespace(kv_cache=states) for name, states in layers.items()}
     context = create(
         max_num_reqs=tables[0].size(0),
         kv_cache_config=config,
         device=tables[0].device,
-        make_buffer=lambda *_, **__: None,
+        # From 0.34 on the layers are asked for their functions, and there is nothing to stage.
+        **({"forward_context": attention} if takes(create, "forward_context") else {"make_buffer": lambda *_, **__: None}),
         **({"copy_funcs": by_type} if typed else {"num_state_types": len(functions)}),
     )
     context.initialize_from_forward_context(
         config,
-        {name: types.SimpleNamespace(kv_cache=states) for name, states in layers.items()},
+        attention,
         by_type if typed else functions,
         tables,
     )
@@ -1062,7 +1081,8 @@ def postprocess_case(
         def run(module: types.ModuleType) -> Outcome:
             given, accepted = copy_layers(layers), accepted_now.clone()
             context = bind_context(module, given, tables, block)
-            if mapped:
+            # From 0.34 on there is only the mapped form.
+            if mapped or not hasattr(context, "run_fused_postprocess"):
                 context.run_fused_postprocess_align(
                     num_reqs=len(requests),
                     num_accepted_tokens_gpu=accepted,

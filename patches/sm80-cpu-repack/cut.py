@@ -1,6 +1,6 @@
 """Write this patch anew from ``provisioner/marlin/repack.py``: ``python patches/sm80-cpu-repack/cut.py`` in a checkout.
 
-The patch is that file, added as ``vllm/_sm80_cpu_repack.py``, and one hunk in ``vllm/_custom_ops.py``. The sums in
+The patch is that file, added as ``vllm/_sm80_cpu_repack.py``, and four hunks in ``vllm/_custom_ops.py``. The sums in
 ``patch.toml`` follow. A test fails while the patch and the source differ. Once a text has been published, put it into
 ``former/<sha256>.patch`` and its digest into ``former`` before cutting the next.
 """
@@ -14,27 +14,32 @@ FOLDER = Path(__file__).resolve().parent
 SOURCE = FOLDER.parents[1] / "provisioner/marlin/repack.py"
 PATCH = "0.24.patch"
 
+# Decorators: each hunk quotes its own function's first lines and no neighbour's, so none depends on what stands around it.
 HOOK = """\
 diff --git a/vllm/_custom_ops.py b/vllm/_custom_ops.py
 --- a/vllm/_custom_ops.py
 +++ b/vllm/_custom_ops.py
-@@ -1189,6 +1189,16 @@ def awq_marlin_moe_repack(
-     return output
- 
- 
+@@ -1083,2 +1083,8 @@
 +# The Marlin repack faults on some cards of compute capability 8.0: there it
 +# runs on the CPU (VLLM_MARLIN_CPU_REPACK=auto|1|0).
 +from vllm._sm80_cpu_repack import route  # noqa: E402
 +
-+gptq_marlin_repack = route(gptq_marlin_repack)
-+awq_marlin_repack = route(awq_marlin_repack)
-+gptq_marlin_moe_repack = route(gptq_marlin_moe_repack)
-+awq_marlin_moe_repack = route(awq_marlin_moe_repack)
 +
-+
- def marlin_int4_fp8_preprocess(
-     qweight: torch.Tensor,
-     qzeros_or_none: torch.Tensor | None = None,
++@route
+ def gptq_marlin_repack(
+     b_q_weight: torch.Tensor,
+@@ -1117,2 +1123,3 @@
++@route
+ def awq_marlin_repack(
+     b_q_weight: torch.Tensor,
+@@ -1148,2 +1155,3 @@
++@route
+ def gptq_marlin_moe_repack(
+     b_q_weight: torch.Tensor,
+@@ -1170,2 +1178,3 @@
++@route
+ def awq_marlin_moe_repack(
+     b_q_weight: torch.Tensor,
 """
 
 

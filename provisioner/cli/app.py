@@ -72,6 +72,13 @@ ENTRIES = (
         ),
     ),
     Entry(
+        name="wheel",
+        module="wheel",
+        function="wheel",
+        panel="Environment",
+        summary="Make one wheel of a build and a series of patches, which says what is in it; or verify one.",
+    ),
+    Entry(
         name="drift",
         module="drift.command",
         function="drift",

@@ -27,6 +27,7 @@ def recipes(
 
 
 def _describe(recipe: "Recipe") -> dict[str, Any]:
+    fork = recipe.fork
     return {
         "name": recipe.name,
         "title": recipe.title,
@@ -36,6 +37,7 @@ def _describe(recipe: "Recipe") -> dict[str, Any]:
         "commit": getattr(recipe.build, "commit", None),
         "card": _card_text(recipe),
         "python": recipe.python.preferred,
+        "fork": {"url": fork.url, "commit": fork.commit, "replaced": dict(fork.replaced)} if fork else None,
         "patches": [{"id": use.id, "policy": use.policy, "why": use.why} for use in recipe.patches],
     }
 

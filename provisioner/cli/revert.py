@@ -23,12 +23,16 @@ def revert(
     from provisioner.cli.shared.catalogue import open_recipe
     from provisioner.cli.shared.context import read_context
     from provisioner.environment.site import find_site
+    from provisioner.environment.state import read_receipt
     from provisioner.pipeline.revert import revert as restore
     from provisioner.series.fork import find_series
+    from provisioner.series.policies import leave_out_again
 
     wanted = open_recipe(recipe)
     folder = read_context().venv(wanted, venv)
-    series = find_series(wanted, folder, find_site(folder, wanted.distribution).version)
+    site = find_site(folder, wanted.distribution)
+    receipt = read_receipt(site.state_dir)
+    series = leave_out_again(find_series(wanted, folder, site.version), receipt.left_out if receipt else ())
     done = restore(wanted.distribution, series, folder)
     if as_json:
         files = [asdict(item) for item in done.files]

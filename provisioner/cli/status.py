@@ -92,6 +92,7 @@ def _lines(status: "Status") -> list[str]:
         lines.append(
             f"  patch        {patch.id}: {patch.verdict} ({patch.policy})" + (f" - {patch.why}" if patch.why else "")
         )
+    lines += [f"  left out     {item}" for item in status.left_out]
     lines += [f"  problem      {problem}" for problem in status.problems]
     lines += [f"  note         {note}" for note in status.notes]
     lines += [f"hint: {hint}" for hint in status.hints]

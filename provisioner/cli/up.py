@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from provisioner.cli.shared.context import Context
     from provisioner.documents.lock import Lock, LockScope
+    from provisioner.documents.receipt import Receipt
     from provisioner.documents.recipe import Recipe
     from provisioner.gpu.report import VerifyReport
     from provisioner.index.lazy import Wheel
@@ -34,6 +35,14 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and its f
 Check = Annotated[bool, typer.Option("--check", help="Exit 1 if anything would be done; write nothing.")]
 Reapply = Annotated[bool, typer.Option("--reapply-patches", help="Restore the files as shipped, then apply.")]
 Keep = Annotated[bool, typer.Option("--keep-patches", help="Keep patches of yours that stand beside the recipe's.")]
+WithoutPatch = Annotated[
+    list[str] | None, typer.Option("--without-patch", metavar="ID", help="Leave a patch out; may be repeated.")
+]
+NotAsRecipe = Annotated[
+    bool,
+    typer.Option("--not-as-recipe", help="Let --without-patch take what the recipe requires; serve then refuses."),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a patch that the build has already.")]
 Bare = Annotated[bool, typer.Option("--bare", help="The wheel alone, without dependencies (for CI and patch work).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to make a lock on the first use.")]
@@ -90,6 +99,9 @@ class UpOptions:
     check: bool
     reapply_patches: bool
     keep_patches: bool
+    without_patch: list[str] | None
+    not_as_recipe: bool
+    strict: bool
     bare: bool
     require_lock: bool
     rebuild: bool
@@ -121,6 +133,9 @@ def up(
     check: Check = False,
     reapply_patches: Reapply = False,
     keep_patches: Keep = False,
+    without_patch: WithoutPatch = None,
+    not_as_recipe: NotAsRecipe = False,
+    strict: Strict = False,
     bare: Bare = False,
     require_lock: RequireLock = False,
     rebuild: Rebuild = False,
@@ -226,10 +241,12 @@ def _ask(
     from provisioner.pipeline.execute import Request
     from provisioner.pipeline.user_patches import with_beside
 
+    wanted = _leave_out(series, recipe, options)
     return Request(
         recipe=recipe,
         lock=lock,
-        series=with_beside(series, venv, recipe.distribution) if options.keep_patches else series,
+        series=with_beside(wanted, venv, recipe.distribution) if options.keep_patches else wanted,
+        strict=options.strict,
         venv=venv,
         python=options.python,
         bare=options.bare,
@@ -237,6 +254,22 @@ def _ask(
         open_wheel=open_wheel,
         environ=os.environ,
     )
+
+
+def _leave_out(series: "RecipeSeries", recipe: "Recipe", options: UpOptions) -> "RecipeSeries":
+    """The series without the patches that the user leaves out; what the recipe requires needs a second word."""
+    from provisioner.errors import UsageError
+    from provisioner.series.policies import leave_out
+
+    ids = options.without_patch or []
+    required = [name for name in ids if name in recipe.required]
+    if required and not options.not_as_recipe:
+        raise UsageError(
+            f"the recipe requires {', '.join(required)}",
+            where="--without-patch",
+            hints=("add --not-as-recipe; the environment is then not as the recipe says, and serve refuses it",),
+        )
+    return leave_out(series, ids)
 
 
 def _answer(request: "Request", context: "Context", options: UpOptions) -> int:
@@ -329,7 +362,7 @@ def _choose_place(
 
 def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", *, writes: bool) -> "RecipeSeries":
     from provisioner.cli.shared.progress import open_reporter
-    from provisioner.series.fork import obtain_checkout, open_fork_series, peek_checkout
+    from provisioner.series.fork import obtain_checkout, open_fork_series, peek_checkout, unknown_replaced
     from provisioner.series.recipe import open_series
 
     if wish is None or recipe.fork is None:
@@ -338,6 +371,8 @@ def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", 
         take = obtain_checkout if writes else peek_checkout
         checkout = take(recipe.fork, wish, reporter)
         _warn_of_drafter(recipe, wish.folder, reporter)
+        for name in unknown_replaced(recipe.fork, checkout):
+            reporter.warn(f"the recipe replaces {name}, which this checkout does not have")
     return open_fork_series(recipe, checkout, version, overlay=wish.overlay)
 
 
@@ -352,6 +387,8 @@ def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> No
 def _show_plan(
     request: Any, context: Any, *, check: bool, as_json: bool, make_plan: "Callable[..., EnvironmentPlan] | None" = None
 ) -> int:
+    from dataclasses import asdict
+
     from provisioner.cli.shared import render
     from provisioner.cli.shared.verdicts import describe_verdict, verdict_rows
     from provisioner.pipeline.execute import plan_environment
@@ -361,11 +398,13 @@ def _show_plan(
     lines, going = [describe_action(action) for action in plan.actions], taken_out(plan.actions)
     if as_json:
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "final": plan.final}
-        payload["taken_out"] = going
+        payload |= {"taken_out": going, "left_out": [asdict(item) for item in request.series.left_out]}
         render.print_json("plan", {**payload, "patches": describe_verdict(plan.verdict)})
     else:
         render.print_text("\n".join(lines) if lines else "nothing to do: everything is as the recipe says")
         render.print_table(("PATCH", "VERDICT", "FILE", "FINAL DIGEST"), verdict_rows(plan.verdict))
+        for item in request.series.left_out:
+            render.print_text(str(item))
         if going:
             render.print_note(f"hint: to keep {', '.join(going)}: run with --keep-patches")
     return 1 if check and plan else 0
@@ -399,12 +438,14 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
         return _exit_code(checked)
     patches = ", ".join(patch.id for patch in outcome.receipt.patches) or "none"
     render.print_text(
-        f"{request.recipe.name}: {'proven' if lines else 'already proven'}\n"
+        f"{request.recipe.name}: {_describe_end(request.recipe, outcome.receipt, lines)}\n"
         f"  environment  {request.venv}\n"
         f"  build        {outcome.receipt.build.distribution} {outcome.receipt.build.version}"
         f" (commit {outcome.receipt.build.commit}), torch {outcome.receipt.torch or 'none'}\n"
         f"  patches      {patches}"
     )
+    for item in outcome.receipt.left_out:
+        render.print_text(f"  left out     {item}")
     if going:
         again = shlex.join(["provision", "patch", "apply", *going.values(), "--venv", str(request.venv)])
         render.print_text(f"  taken out    {', '.join(going)}; to have it back: {again}")
@@ -412,6 +453,12 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
         render.print_text(f"  on the card  {checked.verdict}: {checked.why}")
     render.print_text(f"next: {shlex.join(['provision', 'status', options.recipe, '--venv', str(request.venv)])}")
     return _exit_code(checked)
+
+
+def _describe_end(recipe: "Recipe", receipt: "Receipt", lines: list[str]) -> str:
+    if recipe.required & {item.id for item in receipt.left_out}:
+        return "not as the recipe says"
+    return "proven" if lines else "already proven"
 
 
 def _read_status(request: Any) -> dict[str, Any]:

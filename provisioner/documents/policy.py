@@ -1,6 +1,8 @@
-"""What a recipe asks of a patch. On its own, since judging patches needs nothing else of recipes. Pure."""
+"""What a recipe asks of a patch, and what became of one that it names. Judging patches needs no more of it. Pure."""
 
 from enum import StrEnum
+
+from provisioner.records import dataclass
 
 
 class PatchPolicy(StrEnum):
@@ -9,3 +11,22 @@ class PatchPolicy(StrEnum):
     REQUIRED = "required"
     OPTIONAL = "optional"
     NOT_NEEDED = "not-needed"
+
+
+class Omission(StrEnum):
+    """Why a patch that a series names is not applied."""
+
+    REPLACED = "replaced"
+    ASKED = "asked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A patch of a series that is not applied; ``by`` is the id of the one in its place, if there is one."""
+
+    id: str
+    omission: Omission
+    by: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.id}: replaced by {self.by}" if self.by else f"{self.id}: left out by --without-patch"

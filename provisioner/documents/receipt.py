@@ -6,6 +6,7 @@ from dataclasses import asdict, field
 from typing import Any
 
 from provisioner.digests import Digest
+from provisioner.documents.policy import LeftOut, Omission
 from provisioner.errors import InvalidReceiptError
 from provisioner.records import dataclass
 from provisioner.tables import Table, open_json
@@ -58,7 +59,8 @@ class Receipt:
     ``bare`` tells that the dependencies were left out. ``packages`` has the version of each package that the lock
     wanted, empty for one known by its URL alone; there are none where the packages are not ours. ``record`` is the
     digest of RECORD's shipped rows, None where nobody kept it. ``verification`` is the path-free summary of the last
-    check on a card, or None where there was none. ``created`` is an ISO 8601 time in UTC.
+    check on a card, or None where there was none. ``left_out`` are patches of the series that are not applied, with the
+    reason. ``created`` is an ISO 8601 time in UTC.
     """
 
     created: str
@@ -75,6 +77,7 @@ class Receipt:
     packages: Mapping[str, str] = field(default_factory=dict)
     record: Digest | None = None
     verification: Mapping[str, Any] | None = field(default=None)
+    left_out: tuple[LeftOut, ...] = ()
 
     def final_digests(self) -> dict[str, Digest | None]:
         """The digest that each touched file must have now; None where it must not exist."""
@@ -107,7 +110,7 @@ def parse_receipt(text: str, *, where: str) -> Receipt:
         created=table.take("created", str),
         tool=table.take("tool", str),
         build=_parse_build(table.take_table("build")),
-        patches=tuple(_parse_patch(entry) for entry in table.take_tables("patches")),
+        patches=tuple(parse_applied_patch(entry) for entry in table.take_tables("patches")),
         recipe=table.take_optional("recipe", str),
         recipe_digest=table.take_optional("recipe_digest", str),
         lock_digest=table.take_optional("lock_digest", str),
@@ -118,6 +121,7 @@ def parse_receipt(text: str, *, where: str) -> Receipt:
         packages=table.take_strings("packages"),
         record=table.take_optional("record", str),
         verification=table.take_optional("verification", dict),
+        left_out=tuple(_parse_left_out(entry) for entry in table.take_tables("left_out")),
     )
     table.close()
     return receipt
@@ -136,20 +140,31 @@ def _parse_build(table: Table) -> InstalledBuild:
     return build
 
 
-def _parse_patch(table: Table) -> AppliedPatch:
+def parse_applied_patch(table: Table) -> AppliedPatch:
+    """One entry of ``patches``. Raises the table's error for anything that is not understood."""
     patch = AppliedPatch(
         id=table.take("id", str),
         source=table.take("source", str),
         text=table.take("text", str),
         policy=table.take("policy", str),
         verdict=table.take("verdict", str),
-        files=tuple(_parse_file(entry) for entry in table.take_tables("files")),
+        files=tuple(parse_patched_file(entry) for entry in table.take_tables("files")),
     )
     table.close()
     return patch
 
 
-def _parse_file(table: Table) -> PatchedFile:
+def _parse_left_out(table: Table) -> LeftOut:
+    text = table.take("omission", str)
+    if text not in set(Omission):
+        raise table.fail("unknown reason", "omission", expected=" | ".join(Omission), found=text)
+    left_out = LeftOut(id=table.take("id", str), omission=Omission(text), by=_take_nullable(table, "by"))
+    table.close()
+    return left_out
+
+
+def parse_patched_file(table: Table) -> PatchedFile:
+    """One entry of a patch's ``files``. Raises the table's error for anything that is not understood."""
     file = PatchedFile(
         path=table.take("path", str),
         before=_take_nullable(table, "before"),

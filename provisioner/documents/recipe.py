@@ -5,6 +5,8 @@ Pure.
 
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -88,6 +90,7 @@ class ForkStack:
 
     ``patches`` is a glob inside the checkout, taken in alphabetical order; ``overlay`` a folder of new files with
     ``overlay_patches`` that come after all others. ``drafters`` are model folders of which one must exist.
+    ``replaced`` has, for the name of a patch file, the id of the recipe's patch that takes its place.
     """
 
     url: str
@@ -98,6 +101,7 @@ class ForkStack:
     overlay_patches: str | None
     launcher: str
     drafters: tuple[str, ...]
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +162,11 @@ class Recipe:
     serve: Serve | None
     serve_without_fork: Serve | None
     drift: dict[str, DriftResponse]
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The ids of the patches without which an environment is not as the recipe says."""
+        return frozenset(use.id for use in self.patches if use.policy is PatchPolicy.REQUIRED)
 
 
 def parse_recipe(text: str, *, name: str, where: str) -> Recipe:
@@ -283,6 +292,7 @@ def _parse_fork(table: Table) -> ForkStack:
         overlay_patches=table.take_optional("overlay-patches", str),
         launcher=table.take("launcher", str),
         drafters=table.take_list("drafters", str),
+        replaced=table.take_strings("replaced"),
     )
     if not _COMMIT.fullmatch(fork.commit):
         raise table.fail("a commit is given in full", "commit", expected="40 lower-case hex digits", found=fork.commit)
@@ -372,3 +382,12 @@ def _refuse_contradictions(recipe: Recipe) -> None:
         raise InvalidRecipeError(
             "the launcher is the fork's, and no fork is named", where=f"{recipe.where}: serve.launcher"
         )
+    applied = {use.id for use in recipe.patches if use.policy is not PatchPolicy.NOT_NEEDED}
+    for name, own in recipe.fork.replaced.items() if recipe.fork is not None else ():
+        if own not in applied:
+            raise InvalidRecipeError(
+                "a fork's patch can only be replaced by one that the recipe applies",
+                where=f"{recipe.where}: fork.replaced.{name}",
+                expected=" | ".join(sorted(applied)),
+                found=own,
+            )

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -12,20 +12,43 @@ from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
 from provisioner.index.lazy import Wheel
 from provisioner.patching.model import SeriesPatch
+from provisioner.pipeline.evaluate import cut_against, cut_series_against
 from provisioner.resources import patches_folder, stored_patch_names
+from provisioner.series.checkout import Checkout
+from provisioner.series.fork import with_fork
 from provisioner.series.policies import RecipeSeries
 from provisioner.series.recipe import OpenStore
 
 
-def recipe_subjects(recipes: Iterable[Recipe], frozen: Mapping[str, Version]) -> tuple[Subject, ...]:
-    """The recipes' series; a frozen patch keeps, on every build, the text that it has for one version."""
+@dataclass(frozen=True, kw_only=True)
+class ForkBase:
+    """A recipe's fork as checked out, and the wheel that its patches were cut against."""
+
+    checkout: Checkout
+    wheel: Wheel
+
+
+def recipe_subjects(
+    recipes: Iterable[Recipe], frozen: Mapping[str, Version], forks: Mapping[str, ForkBase] | None = None
+) -> tuple[Subject, ...]:
+    """The recipes' series, with the fork's part for those whose name is in ``forks``; a frozen patch keeps, on every
+    build, the text that it has for one version."""
     store = OpenStore(patches_folder())
-    return tuple(_recipe_subject(recipe, store, frozen) for recipe in recipes)
+    return tuple(_recipe_subject(recipe, store, frozen, (forks or {}).get(recipe.name)) for recipe in recipes)
 
 
-def _recipe_subject(recipe: Recipe, store: OpenStore, frozen: Mapping[str, Version]) -> Subject:
+def _recipe_subject(recipe: Recipe, store: OpenStore, frozen: Mapping[str, Version], fork: ForkBase | None) -> Subject:
+    learnt: dict[str, SeriesPatch] = {}
+
     def series_for(version: Version) -> RecipeSeries:
-        return _freeze(store.series_of(recipe, version), store, frozen)
+        own = _freeze(store.series_of(recipe, version), store, frozen)
+        if fork is None:
+            return own
+        whole = with_fork(own, recipe, fork.checkout)
+        theirs = whole.patches[: len(whole.patches) - len(own.patches)]
+        if not learnt:
+            learnt.update((item.patch.id, item) for item in cut_series_against(theirs, fork.wheel))
+        return replace(whole, patches=(*(learnt[item.patch.id] for item in theirs), *own.patches))
 
     return Subject(name=recipe.name, series_for=series_for, responses=recipe.drift)
 
@@ -36,7 +59,6 @@ def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None, base
     A folder of the store's form gives, on every build, its variant for that version. ``base`` is the wheel that loose
     patches were cut against, from which the scopes of their hunks are learnt.
     """
-    from provisioner.pipeline.evaluate import cut_against
     from provisioner.series.files import Reading
     from provisioner.series.sources import Wanted, has_variants, read_sources
 

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+from provisioner.digests import digest_of
+from provisioner.documents.patched_wheel import FACTS_NAME, PatchedWheel, parse_patched_wheel
 from provisioner.documents.receipt import FILE_NAME, Receipt, parse_receipt, print_receipt
-from provisioner.environment.site import STATE_FOLDER
+from provisioner.environment.site import STATE_FOLDER, Site
 from provisioner.errors import InvalidReceiptError
 from provisioner.files import write_whole
 from provisioner.records import dataclass
@@ -25,6 +27,24 @@ class Owner:
     recipe: str
     tool: str
     adopted: bool = False
+
+
+def read_patched_wheel(site: Site) -> PatchedWheel | None:
+    """What the installed wheel says of patches in it; None where it is as shipped.
+
+    Raises InvalidReceiptError for a file that is not understood, or is not the one that RECORD names.
+    """
+    path = site.dist_info / FACTS_NAME
+    recorded = site.record.digest(f"{site.dist_info.name}/{FACTS_NAME}")
+    if recorded is None:
+        return None
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidReceiptError(f"the wheel's facts cannot be read: {error}", where=str(path)) from error
+    if digest_of(data) != recorded:
+        raise InvalidReceiptError("the wheel's facts are not those that RECORD names", where=str(path))
+    return parse_patched_wheel(data.decode("utf-8"), where=str(path))
 
 
 def read_owner(state_dir: Path) -> Owner | None:

@@ -333,6 +333,8 @@ def _end(process: "subprocess.Popen[str]", clock: threading.Timer) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
+    if process.stderr is not None:
+        process.stderr.close()
 
 
 def _explain(stderr: str, what: str) -> ProvisionError:

@@ -7,10 +7,12 @@ and by RECORD's digest, and kept in the cache where there is one.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import struct
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -18,16 +20,19 @@ from typing import Protocol, Self
 from urllib.parse import unquote, urlsplit
 
 from provisioner.digests import Digest, digest_of
-from provisioner.errors import CannotObtainError, HashMismatchError, NetworkError
+from provisioner.errors import CannotObtainError, HashMismatchError, InvalidWheelError, NetworkError
 from provisioner.index.cache import Entry, WheelCache, key_of_url
 from provisioner.index.download import download_wheel
 from provisioner.index.transport import GONE, Progress, Reply, Transport, missing_file
+from provisioner.wheels.directory import Member
 from provisioner.wheels.record import Record
 from provisioner.wheels.urls import redact, strip_credentials
 from provisioner.wheels.zipped import (
     ENDING_BYTES,
     HEAD_FORM,
+    LOCAL_HEADER,
     Head,
+    data_offset,
     decode_head,
     encode_head,
     is_same_ending,
@@ -40,6 +45,7 @@ _FIRST_TAIL = 768 << 10
 _GAP = 16 << 10
 """Bytes worth reading in vain to save a request."""
 _READERS = 8
+_BLOCK = 1 << 20
 _FRESH = 3600.0
 """Seconds for which a wheel known by its URL alone is not asked about again."""
 
@@ -164,6 +170,30 @@ class LocalWheel(_ZippedWheel):
 
     def close(self) -> None:
         self._file.close()
+
+    def members(self) -> dict[str, Member]:
+        """Every member by its path, as the archive orders them. Raises InvalidWheelError where one cannot be used."""
+        try:
+            return self._head.directory.members()
+        except (ValueError, struct.error) as error:
+            raise InvalidWheelError(f"the zip directory cannot be used: {error}", where=self.where) from error
+
+    def packed_blocks(self, member: Member) -> Iterator[bytes]:
+        """The data of a member as it is packed, a megabyte at a time. Raises HashMismatchError where it ends early."""
+        header = self._span(member.start, member.start + LOCAL_HEADER)
+        place = member.start + data_offset(header, where=self.where)
+        stop = place + member.packed
+        while place < stop:
+            block = self._span(place, min(stop, place + _BLOCK))
+            if not block:
+                raise HashMismatchError("the file ends within a member", where=self.where)
+            yield block
+            place += len(block)
+
+    def digest(self) -> Digest:
+        """The digest of the whole file, which may be read elsewhere at the same time."""
+        with Path(self.where).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def _load_head(self) -> Head:
         size = self._file.seek(0, io.SEEK_END)

@@ -52,7 +52,7 @@ class Verdict(StrEnum):
     @property
     def settled(self) -> bool:
         """Nothing is to be done: the change is there, whoever put it there."""
-        return self in (Verdict.APPLIED, Verdict.MERGED_UPSTREAM, Verdict.ALREADY_IN_SERIES)
+        return self in (Verdict.APPLIED, Verdict.ALREADY_IN_SERIES) or self.merged
 
     @property
     def fits(self) -> bool:
@@ -244,7 +244,8 @@ class HunkVerdict:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileVerdict:
     """One path of one patch. ``before`` and ``after`` are digests around this patch in the series' own states (None:
-    no file there, or not known). ``moved_to`` is where a missing target went."""
+    no file there, or not known). ``moved_to`` is where a missing target went. ``displaced_by`` is the id of the earlier
+    patch of the series that changes the lines which this one looks for."""
 
     path: str
     verdict: Verdict
@@ -253,6 +254,7 @@ class FileVerdict:
     hunks: tuple[HunkVerdict, ...] = ()
     why: str = ""
     moved_to: str | None = None
+    displaced_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,6 +267,11 @@ class PatchVerdict:
     files: tuple[FileVerdict, ...]
     why: str = ""
     same_as: str | None = None
+
+    @property
+    def displaced_by(self) -> str | None:
+        """The earlier patch of the series that changes lines which this one looks for; None where none does."""
+        return next((file.displaced_by for file in self.files if file.displaced_by is not None), None)
 
 
 def _no_modes() -> Mapping[str, int]:
@@ -293,3 +300,8 @@ class SeriesVerdict:
     def blocking(self) -> tuple[PatchVerdict, ...]:
         """The patches whose verdict stands in the way of carrying out the series, in order."""
         return tuple(patch for patch in self.patches if not patch.verdict.holds)
+
+    @property
+    def not_needed(self) -> tuple[PatchVerdict, ...]:
+        """The patches that the build has already, in order."""
+        return tuple(patch for patch in self.patches if patch.verdict.merged)

@@ -322,6 +322,9 @@ class _Judge:
             hunks = tuple(replace(h, verdict=Verdict.APPLIED, why="") if h.index in present else h for h in hunks)
         hunks = tuple(_restate(hunk, verdict) for hunk in hunks)
         after = turn.step.after
+        displaced_by = self._displaced_by(turn, path) if forward is verdict and not verdict.holds else None
+        if displaced_by is not None:
+            why = f"{displaced_by} comes before it and changes these lines" + (f"; {why}" if why else "")
         return FileVerdict(
             path=path,
             verdict=verdict,
@@ -329,7 +332,21 @@ class _Judge:
             after=None if after is None else self._digest(after.contents[at]),
             hunks=hunks,
             why=reason or ("" if verdict.holds else why),
+            displaced_by=displaced_by,
         )
+
+    def _displaced_by(self, turn: _Turn, path: str) -> str | None:
+        """The id of the last earlier patch before which this one still finds its lines in the file."""
+        track = turn.track
+        if track.pristine is None:
+            return None
+        earlier = [(patch, contents) for patch, contents in track.history if patch < turn.link.patch]
+        befores = [track.pristine, *(contents for _, contents in earlier)]
+        for (patch, _), before in zip(reversed(earlier), reversed(befores[:-1]), strict=True):
+            outcomes = carry_out(track.strand, State(contents=before), turn.link).outcomes
+            if all(isinstance(done, Applied) for change, done in outcomes if change.path == path):
+                return self._series[patch].patch.id
+        return None
 
     def _file_verdict(
         self, number: int, turn: _Turn, path: str, forward: Verdict, same_as: int | None
@@ -500,6 +517,6 @@ def _verdict_over(item: SeriesPatch, files: Sequence[FileVerdict], *, stale: boo
 
 
 def _why_of(verdict: Verdict, files: Sequence[FileVerdict]) -> str:
-    if verdict.holds:
+    if verdict.fits:
         return ""
     return next((f"{file.path}: {file.why}" for file in files if file.why and file.verdict is verdict), "")

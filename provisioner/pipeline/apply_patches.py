@@ -176,7 +176,9 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
     former = read_receipt(site.state_dir)
     by_id = {source.id: source for source in looked.sources}
     patches = tuple(
-        describe_applied(by_id[patch.id], patch) for patch in looked.judgement.verdict.patches if patch.verdict.remains
+        describe_applied(by_id[patch.id], patch)
+        for patch in looked.judgement.verdict.patches
+        if patch.verdict.remains or patch.verdict.merged
     )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     if former is not None:
@@ -207,11 +209,11 @@ def describe_applied(source: PatchSource, patch: PatchVerdict) -> AppliedPatch:
         source=patch.source,
         text=digest_of(source.kept),
         policy=source.policy,
-        verdict=str(Verdict.APPLIED),
+        verdict=str(Verdict.APPLIED if patch.verdict.remains else patch.verdict),
         files=tuple(
             PatchedFile(path=file.path, before=file.before, after=file.after, scopes=_scopes_of(file))
             for file in patch.files
-            if file.before != file.after
+            if patch.verdict.remains and file.before != file.after
         ),
     )
 

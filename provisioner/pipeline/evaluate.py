@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from provisioner.digests import Digest, digest_of
+from provisioner.documents.patched_wheel import PatchedWheel
 from provisioner.documents.policy import PatchPolicy
 from provisioner.documents.receipt import AppliedPatch
 from provisioner.environment.facts import PristineSource, gather_facts, shipped_facts
 from provisioner.environment.site import Site
-from provisioner.environment.state import objects_of, read_receipt
+from provisioner.environment.state import objects_of, read_patched_wheel, read_receipt
 from provisioner.errors import CannotObtainError
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.model import (
@@ -168,6 +169,10 @@ def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judg
         except CannotObtainError as error:
             notes.append(f"the files as shipped could not be read, so less is known: {error}")
     verdict = _refuse_targets(tree.site, verdict)
+    wheel = read_patched_wheel(tree.site)
+    if wheel is not None:
+        notes.append(f"{tree.distribution} {tree.version} is a patched wheel; it holds {_name_patches(wheel)}")
+        verdict = _take_from_wheel(verdict, wheel, sources, tree.site.record)
     interrupted = is_interrupted(tree.site.state_dir)
     if interrupted:
         notes.append(
@@ -175,6 +180,27 @@ def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judg
             "provision patch apply and provision patch revert undo or complete it first"
         )
     return replace(_judgement(tree, verdict, facts, sources, notes), interrupted=interrupted)
+
+
+def _name_patches(wheel: PatchedWheel) -> str:
+    return ", ".join(patch.id for patch in wheel.patches)
+
+
+def _take_from_wheel(
+    verdict: SeriesVerdict, wheel: PatchedWheel, sources: Sequence[PatchSource], record: Record
+) -> SeriesVerdict:
+    """The verdict where the same texts, which the installed wheel was made with, are what the build has already."""
+    if any(record.digest(file.path) != file.after for file in wheel.files):
+        return verdict
+    held = {patch.text for patch in wheel.patches}
+    ids = {source.id for source in sources if digest_of(source.kept) in held}
+    patches = tuple(
+        replace(patch, verdict=Verdict.MERGED_UPSTREAM, why="the installed wheel was made with it")
+        if patch.id in ids and patch.verdict.merged
+        else patch
+        for patch in verdict.patches
+    )
+    return replace(verdict, patches=patches)
 
 
 def _refuse_targets(site: Site, verdict: SeriesVerdict) -> SeriesVerdict:
@@ -300,25 +326,42 @@ def _name_state(path: str, number: int, verdict: SeriesVerdict) -> str:
 def cut_against(sources: Sequence[PatchSource], wheel: "Wheel") -> tuple[PatchSource, ...]:
     """The same series, where a patch from elsewhere knows in which class or function each hunk stands, by the files of
     the release in ``wheel``, which the series was cut against."""
-    series = [source.series for source in sources]
-    shipped = wheel.digests(touched_paths(series))
-    learnt = learn_cuts(series, wheel.read_many([path for path, digest in shipped.items() if digest is not None]))
+    learnt = cut_series_against([source.series for source in sources], wheel)
     return tuple(replace(source, series=item) for source, item in zip(sources, learnt, strict=True))
+
+
+def cut_series_against(series: Sequence[SeriesPatch], wheel: "Wheel") -> tuple[SeriesPatch, ...]:
+    """The same of patches alone."""
+    shipped = wheel.digests(touched_paths(series))
+    return learn_cuts(series, wheel.read_many([path for path, digest in shipped.items() if digest is not None]))
 
 
 def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
     """A patch of the receipt with its text: as kept in the environment, else from the patch store."""
     policy = PatchPolicy(entry.policy)
     text = objects_of(site.state_dir).get(entry.text)
-    cuts = {file.path: Cut(scopes=file.scopes) for file in entry.files if file.scopes}
     if text is not None:
-        patch = parse_patch(text, id=entry.id, source=entry.source)
-        roots = frozenset(change.path.partition("/")[0] for change in patch.changes if isinstance(change, Create))
-        return PatchSource(series=SeriesPatch(patch=patch, cuts=cuts, new_roots=roots), policy=policy, text=text)
+        return source_of(entry, text)
     from provisioner.series.store import find_text  # few commands come here
 
     found = find_text(patches_folder(), entry.id, entry.text)
     return PatchSource(series=found[0], policy=policy, text=found[1]) if found else None
+
+
+def source_of(entry: AppliedPatch, text: bytes) -> PatchSource:
+    """A patch as it was applied, from what is written of it and its text in the form that needs no root."""
+    patch = parse_patch(text, id=entry.id, source=entry.source)
+    return PatchSource(
+        series=SeriesPatch(
+            patch=patch,
+            cuts={file.path: Cut(scopes=file.scopes) for file in entry.files if file.scopes},
+            new_roots=frozenset(
+                change.path.partition("/")[0] for change in patch.changes if isinstance(change, Create)
+            ),
+        ),
+        policy=PatchPolicy(entry.policy),
+        text=text,
+    )
 
 
 def _succeed(known: PatchSource, source: PatchSource) -> PatchSource:

@@ -80,7 +80,7 @@ from provisioner.pipeline.preflight import BARE_ENVIRONMENT_BYTES, FULL_ENVIRONM
 from provisioner.pipeline.user_patches import patches_beside, save_texts
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
-from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked
+from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked, refuse_merged
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import Holder, ReadOnlyError, hold_environment
 from provisioner.wheels.record import Record
@@ -98,7 +98,7 @@ class Request:
 
     ``open_wheel`` gives the locked wheel's pristine files and is called only where they are needed. ``bare`` leaves the
     dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there;
-    ``adopts`` takes over an environment that others made.
+    ``adopts`` takes over an environment that others made; ``strict`` refuses a patch that the build has already.
     ``fetch_wheel`` gives the wheel of a commit build as a file, which is installed instead of the lock's public URL.
     ``fetch_links`` gives a folder that has every wheel; no index is asked then.
     """
@@ -113,6 +113,7 @@ class Request:
     open_wheel: "Callable[[], Wheel]"
     environ: Mapping[str, str]
     adopts: bool = False
+    strict: bool = False
     fetch_wheel: Callable[[Reporter], Path] | None = None
     fetch_links: Callable[[Reporter], Path] | None = None
     layout: VenvLayout = VenvLayout.FIXED
@@ -523,6 +524,8 @@ def _judge(
         own = {path: _as_shipped(fact) if _is_as_left(fact, former) else fact for path, fact in considered.items()}
         verdict = judge_recipe(request.series, own, record)
     refuse_blocked(verdict, request.series, where=str(request.venv))
+    if request.strict:
+        refuse_merged(verdict, where=str(request.venv))
     return verdict
 
 
@@ -648,6 +651,7 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict, standing
         packages=kept.packages if kept else _own_packages(request, site),
         record=site.record.shipped_digest,
         verification=former.verification if former else None,
+        left_out=request.series.left_out,
     )
 
 

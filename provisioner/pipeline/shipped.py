@@ -8,8 +8,18 @@ from packaging.utils import canonicalize_name
 from provisioner.errors import CannotObtainError, UsageError
 from provisioner.index.lazy import LocalWheel, Wheel
 from provisioner.index.settings import IndexSettings
-from provisioner.index.source import LocalSpec, ReleaseSpec, candidates, find_releases, open_wheel, parse_spec
+from provisioner.index.source import (
+    LocalSpec,
+    ReleaseSpec,
+    candidates,
+    fetch_wheel,
+    find_releases,
+    open_wheel,
+    parse_spec,
+)
+from provisioner.index.transport import Transport
 from provisioner.pipeline.evaluate import ShippedTree
+from provisioner.progress import Reporter
 from provisioner.wheels.names import Candidate, Target, parse_wheel_name, sift
 
 
@@ -18,7 +28,11 @@ def open_shipped(spec: str, distribution: str, settings: IndexSettings) -> Shipp
 
     Raises UsageError for a wheel of another distribution; CannotObtainError where it is not to be had.
     """
-    wheel = _open_file(Path(spec)) if spec.endswith(".whl") else _open_build(spec, distribution, settings)
+    wheel = (
+        _open_file(Path(spec))
+        if spec.endswith(".whl")
+        else open_wheel(_find_build(spec, distribution, settings), settings)
+    )
     name = parse_wheel_name(wheel.filename)
     if canonicalize_name(name.project) != canonicalize_name(distribution):
         wheel.close()
@@ -38,7 +52,26 @@ def _open_file(path: Path) -> Wheel:
     return LocalWheel(path)
 
 
-def _open_build(spec: str, distribution: str, settings: IndexSettings) -> Wheel:
+def fetch_shipped(spec: str, distribution: str, settings: IndexSettings, reporter: Reporter) -> Path:
+    """The file of the newest build that ``spec`` names, downloaded where it lies on an index.
+
+    Raises UsageError for a spec that means nothing; CannotObtainError where it is not to be had.
+    """
+    path = Path(spec)
+    if spec.endswith(".whl"):
+        if not path.is_file():
+            raise CannotObtainError("there is no such wheel", where=spec)
+        return path
+    with Transport(settings) as transport:
+        return fetch_wheel(
+            _find_build(spec, distribution, settings),
+            settings,
+            transport=transport,
+            progress=lambda done, total: reporter.amount(done, total, "bytes"),
+        ).path
+
+
+def _find_build(spec: str, distribution: str, settings: IndexSettings) -> Candidate:
     """Sources are the same in the wheels of all variants and platforms, so any will do."""
     meant = parse_spec(spec)
     match meant:
@@ -52,7 +85,7 @@ def _open_build(spec: str, distribution: str, settings: IndexSettings) -> Wheel:
             raise UsageError(
                 "only vllm is built by commit", where=spec, hints=("say pypi:VERSION, or the path of a .whl file",)
             )
-    return open_wheel(_choose_any(found), settings)
+    return _choose_any(found)
 
 
 def _choose_any(found: Sequence[Candidate]) -> Candidate:

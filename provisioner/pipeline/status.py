@@ -6,6 +6,7 @@ from pathlib import Path
 
 from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
+from provisioner.documents.policy import LeftOut
 from provisioner.documents.receipt import Receipt
 from provisioner.documents.recipe import PatchPolicy, Recipe
 from provisioner.environment.facts import gather_facts
@@ -35,7 +36,7 @@ from provisioner.pipeline.inspect import (
 )
 from provisioner.records import dataclass
 from provisioner.series.fork import find_series
-from provisioner.series.policies import pristine_only
+from provisioner.series.policies import leave_out_again, pristine_only
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import read_holder
 from provisioner.wheels.record import Record
@@ -82,6 +83,7 @@ class Status:
     bare: bool = False
     verification: str | None = None
     patches: tuple[PatchStatus, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
@@ -129,7 +131,7 @@ def _up_command(recipe: Recipe, venv: Path, *options: str) -> str:
 
 def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> Status:
     receipt, build, torch = read_receipt(site.state_dir), read_build(site), read_torch(site.site_packages)
-    patches = _judge(recipe, venv, site)
+    patches = _judge(recipe, venv, site, receipt)
     found_torch = (torch.version, torch.cuda) if torch else (None, None)
     answered = _patched(patches, receipt)
     wrong, unlisted = check(site, skip=answered), find_unlisted(site, answered)
@@ -141,6 +143,7 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
         *_torch_problems(receipt, found_torch),
         *_package_problems(receipt, site),
         *_patch_problems(patches),
+        *_omission_problems(recipe, receipt),
         *_record_problems(wrong),
         *_shadow_problems(unlisted),
     )
@@ -157,6 +160,7 @@ def _installed(recipe: Recipe, venv: Path, site: Site, check: SourceCheck) -> St
         bare=receipt.bare if receipt else False,
         verification=_describe_verification(receipt, torch.version if torch else None) if receipt else None,
         patches=patches,
+        left_out=receipt.left_out if receipt else (),
         problems=problems,
         notes=_unlisted_notes(unlisted),
         hints=(*_removal_hints(site, unlisted), *mending) if problems else (),
@@ -262,8 +266,17 @@ def _patch_problems(patches: tuple[PatchStatus, ...]) -> tuple[str, ...]:
     return (*unsettled, *(f"{patch.id} is applied and not the recipe's" for patch in patches if patch.policy == ADDED))
 
 
-def _judge(recipe: Recipe, venv: Path, site: Site) -> tuple[PatchStatus, ...]:
-    series = find_series(recipe, venv, site.version)
+def _omission_problems(recipe: Recipe, receipt: Receipt | None) -> tuple[str, ...]:
+    left_out = {item.id for item in receipt.left_out} if receipt else set()
+    return tuple(
+        f"{use.id} is {use.policy} and was left out: not as the recipe says"
+        for use in recipe.patches
+        if use.policy is PatchPolicy.REQUIRED and use.id in left_out
+    )
+
+
+def _judge(recipe: Recipe, venv: Path, site: Site, receipt: Receipt | None) -> tuple[PatchStatus, ...]:
+    series = leave_out_again(find_series(recipe, venv, site.version), receipt.left_out if receipt else ())
     added = [source.series for source in applied_sources(site) if source.id not in series.policies]
     patches = (*series.patches, *added)
     facts = gather_facts(site, touched_paths((*patches, *series.unwanted)), objects=objects_of(site.state_dir))

@@ -9,14 +9,25 @@ from provisioner.openai.conversation import JsonObject
 from provisioner.openai.prometheus import ServerCounters
 from provisioner.probes.client import Exchange, ServerClient
 from provisioner.probes.model import Measure, Point, Probe, RunSettings, ServerFacts, Setting, print_context
-from provisioner.probes.workload import Calibration, Corpus, Message, ask_about, ask_more, write_request
+from provisioner.probes.workload import (
+    SHORTEST_DOCUMENT,
+    Calibration,
+    Corpus,
+    Message,
+    ask_about,
+    ask_more,
+    write_request,
+)
 
 WARM_UP_TOKENS: Final = 8
-CALIBRATION_WORDS: Final = (60, 240)
+CALIBRATION_CHARACTERS: Final = (400, 1500)
 # The new text of a second turn, as a part of the first turn's context: 2K on 40K.
 NEW_TEXT_PART: Final = 20
-# A document may come out longer than wanted by this part: it ends with a sentence, and words differ in length.
+# A document may come out longer than wanted by this part where the server does not count it: a tokenizer is no ruler.
 _DOCUMENT_EXCESS: Final = 0.04
+_TOLERANCE: Final = 0.01
+# The first makes good what two samples could not tell, the others what it leaves.
+_CORRECTIONS: Final = 4
 
 Exchanged = tuple[Exchange, ServerCounters | None]
 
@@ -68,29 +79,61 @@ class Bench:
         self.extra = extra
         self._corpus = Corpus(seed=settings.seed)
         self._numbers = itertools.count(1)
-        self._calibration = Calibration(fixed=0.0, per_word=1.5)
+        self._calibration = Calibration(fixed=0.0, per_character=0.25)
+        self._is_counted = True
+        self._wanted: dict[Message, int] = {}
 
     async def calibrate(self) -> None:
         samples = []
-        for words in CALIBRATION_WORDS:
-            document = self._corpus.write_document(next(self._numbers), words)
+        for characters in CALIBRATION_CHARACTERS:
+            document = self._corpus.write_document(next(self._numbers), characters)
             exchange = await self.ask((ask_about(document, self.settings.workload),), WARM_UP_TOKENS)
-            samples.append((len(document.split()), exchange.usage.prompt_tokens))
+            samples.append((characters, exchange.usage.prompt_tokens))
         self._calibration = Calibration.from_samples(*samples)
 
     def write_document(self, tokens: int) -> str:
-        return self._corpus.write_document(next(self._numbers), self._calibration.words_for(tokens))
+        return self._corpus.write_document(next(self._numbers), self._calibration.characters_for(tokens))
 
-    def write_first_turn(self, tokens: int) -> Message:
-        return ask_about(self.write_document(tokens), self.settings.workload)
+    async def write_first_turn(self, tokens: int) -> Message:
+        """A message whose request has ``tokens`` prompt tokens: to a few if the server counts, else about."""
+        number, length = next(self._numbers), self._calibration.characters_for(tokens)
+        for _ in range(_CORRECTIONS):
+            turn = ask_about(self._corpus.write_document(number, length), self.settings.workload)
+            missing = tokens - (await self._count(turn) or tokens)
+            better = max(SHORTEST_DOCUMENT, length + round(missing / self._calibration.per_character))
+            if better == length:
+                break
+            length = better
+        self._wanted[turn] = tokens
+        return turn
+
+    async def _count(self, turn: Message) -> int | None:
+        """Prompt tokens of a request with this one message; None from a server that does not count."""
+        if self._is_counted:
+            counted = await self.client.count_prompt(self._write_request((turn,), WARM_UP_TOKENS))
+            self._is_counted = counted is not None
+            return counted
+        return None
 
     async def ask(self, messages: tuple[Message, ...], tokens: int, client: ServerClient | None = None) -> Exchange:
-        request = write_request(
+        exchange = await (client or self.client).stream_chat(self._write_request(messages, tokens))
+        self.watcher.advance()
+        self._compare_length(messages, exchange)
+        return exchange
+
+    def _write_request(self, messages: tuple[Message, ...], tokens: int) -> JsonObject:
+        return write_request(
             self.facts.model, messages, tokens=tokens, temperature=self.settings.temperature, extra=self.extra
         )
-        exchange = await (client or self.client).stream_chat(request)
-        self.watcher.advance()
-        return exchange
+
+    def _compare_length(self, messages: tuple[Message, ...], exchange: Exchange) -> None:
+        """Note how far a first turn is from its wanted length, at its first sending."""
+        wanted = self._wanted.pop(messages[0], None)
+        made = exchange.usage.prompt_tokens
+        if wanted and abs(made - wanted) > wanted * _TOLERANCE:
+            self.watcher.take_note(
+                f"a prompt for {print_context(wanted)} context had {made} tokens ({made / wanted - 1:+.1%})"
+            )
 
     async def ask_counted(
         self, messages: tuple[Message, ...], tokens: int, client: ServerClient | None = None

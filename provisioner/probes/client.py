@@ -141,6 +141,18 @@ class ServerClient:
         stats = _parse(await self._get_if_there("/booster/stats") or "")
         return stats if isinstance(stats, dict) else None
 
+    async def count_prompt(self, request: JsonObject) -> int | None:
+        """Prompt tokens of a chat request as the server's own tokenizer counts them; None if it does not say."""
+        try:
+            counted = _parse(await self._request("POST", "/tokenize", request))
+        except RefusedError:
+            return None
+        match counted:
+            case {"count": int(count)}:
+                return count
+            case _:
+                return None
+
     async def stream_chat(self, request: JsonObject) -> Exchange:
         """One chat request of ``write_request``'s form. Raises NoUsageError if the answer states no token counts."""
         try:
@@ -172,9 +184,12 @@ class ServerClient:
             return notes.finish(sent=sent, ended=clock(), where=self.endpoint.base)
 
     async def _get(self, path: str) -> str:
+        return await self._request("GET", path)
+
+    async def _request(self, method: str, path: str, body: JsonObject | None = None) -> str:
         try:
             timeout = aiohttp.ClientTimeout(total=QUESTION_SECONDS, sock_connect=CONNECT_SECONDS)
-            async with self._session.get(self.endpoint.base + path, timeout=timeout) as response:
+            async with self._session.request(method, self.endpoint.base + path, json=body, timeout=timeout) as response:
                 text = await response.text(errors="replace")
                 if response.status != 200:
                     raise self._refused(response.status, text)

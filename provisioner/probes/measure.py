@@ -16,7 +16,7 @@ from provisioner.openai.conversation import JsonObject
 from provisioner.openai.prometheus import ServerCounters
 from provisioner.probes import model
 from provisioner.probes.bench import (
-    CALIBRATION_WORDS,
+    CALIBRATION_CHARACTERS,
     NEW_TEXT_PART,
     WARM_UP_TOKENS,
     Bench,
@@ -48,7 +48,7 @@ class Targets:
 
 def count_requests(settings: RunSettings) -> int:
     """Requests that a run sends, calibration included, if no context is passed over."""
-    return len(CALIBRATION_WORDS) + sum(_count_for(probe, settings) for probe in settings.probes)
+    return len(CALIBRATION_CHARACTERS) + sum(_count_for(probe, settings) for probe in settings.probes)
 
 
 def _count_for(probe: Probe, settings: RunSettings) -> int:
@@ -84,7 +84,7 @@ async def run_probes(targets: Targets, settings: RunSettings, watcher: Watcher, 
         facts = await meet_server(client, targets.model)
         watcher.take_server(facts)
         bench = Bench(client, facts, settings, watcher, extra)
-        watcher.begin("counting tokens a word")
+        watcher.begin("counting tokens a character")
         await bench.calibrate()
         for probe in settings.probes:
             await _run_probe(bench, probe, targets)
@@ -121,7 +121,7 @@ def _second_turn_tokens(settings: RunSettings) -> int:
 
 async def _measure_decode(bench: Bench, context: int) -> None:
     settings = bench.settings
-    prompt = (bench.write_first_turn(context),)
+    prompt = (await bench.write_first_turn(context),)
     cold = await bench.ask(prompt, WARM_UP_TOKENS)
     for _ in range(_warm_ups(settings.method) - 1):
         await bench.ask(prompt, WARM_UP_TOKENS)
@@ -191,7 +191,7 @@ async def _measure_cliff(bench: Bench, context: int) -> None:
     points: list[Point] = []
     try:
         for _ in range(bench.settings.repeats):
-            prompt = (bench.write_first_turn(context),)
+            prompt = (await bench.write_first_turn(context),)
             rows.append([await bench.ask_counted(prompt, 1) for _ in range(SIGHTINGS)])
     finally:
         for index in range(SIGHTINGS):
@@ -229,7 +229,7 @@ async def _measure_grown_prefix(bench: Bench, context: int) -> None:
     try:
         for _ in range(bench.settings.repeats):
             for resends, exchanged in rows.items():
-                first = bench.write_first_turn(context)
+                first = await bench.write_first_turn(context)
                 reply = await bench.ask((first,), REPLY_TOKENS)
                 for _ in range(resends):
                     await bench.ask((first,), 1)
@@ -247,7 +247,7 @@ async def _measure_streams(bench: Bench, streams: int) -> None:
     before = await bench.read_counters()
     try:
         for _ in range(bench.settings.repeats):
-            batches.append(await _ask_together(bench, [bench.write_first_turn(context) for _ in range(streams)]))
+            batches.append(await _ask_together(bench, [await bench.write_first_turn(context) for _ in range(streams)]))
         counted = count_between(before, await bench.read_counters())
     finally:
         setting = Setting(context=context, streams=streams)
@@ -318,7 +318,7 @@ async def _measure_routes(bench: Bench, via: ServerClient, context: int) -> None
 async def _take_turns(bench: Bench, via: ServerClient, context: int, route: Literal["direct", "via"]) -> Exchanged:
     """A conversation of two turns by one route; the second is what is measured."""
     client = via if route == "via" else bench.client
-    first = bench.write_first_turn(context)
+    first = await bench.write_first_turn(context)
     before = await _read_boosts(via)
     reply = await bench.ask((first,), REPLY_TOKENS, client)
     if route == "via" and not await _was_boosted(via, before):

@@ -37,16 +37,18 @@ class Corpus:
 
     seed: int
 
-    def write_document(self, number: int, words: int) -> str:
-        """About ``words`` words of plain text (never fewer). The opening differs, so that no prefix is shared."""
+    def write_document(self, number: int, characters: int) -> str:
+        """So many characters of plain text. The opening differs, so that no prefix is shared.
+
+        The same number gives the same text, which a larger number of characters continues.
+        """
         dice = random.Random(f"{self.seed}/{number}")
         text = [f"Record {dice.getrandbits(64):016x}."]
-        count = 2
-        while count < words:
-            sentence = self._write_sentence(dice)
-            text.append(sentence)
-            count += sentence.count(" ") + 1
-        return " ".join(text)
+        length = len(text[0])
+        while length < characters:
+            text.append(self._write_sentence(dice))
+            length += 1 + len(text[-1])
+        return " ".join(text)[:characters]
 
     @staticmethod
     def _write_sentence(dice: random.Random) -> str:
@@ -61,25 +63,26 @@ _TASKS: Final[dict[Workload, str]] = {
         "in order, one object a line, and nothing else."
     ),
 }
+SHORTEST_DOCUMENT: Final = 80
 NEXT_QUESTION: Final = "Here are more notes. Go on where you stopped, and take them in."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How a server's tokenizer counts this corpus: ``fixed`` tokens of template and task, then ``per_word`` a word."""
+    """How a server's tokenizer counts this corpus: ``fixed`` tokens of template and task, then ``per_character``."""
 
     fixed: float
-    per_word: float
+    per_character: float
 
     @classmethod
     def from_samples(cls, short: tuple[int, int], long: tuple[int, int]) -> "Calibration":
-        """From two (words, prompt tokens) samples of different length."""
-        per_word = (long[1] - short[1]) / (long[0] - short[0])
-        return cls(fixed=max(0.0, short[1] - per_word * short[0]), per_word=per_word)
+        """From two (characters, prompt tokens) samples of different length."""
+        per_character = (long[1] - short[1]) / (long[0] - short[0])
+        return cls(fixed=max(0.0, short[1] - per_character * short[0]), per_character=per_character)
 
-    def words_for(self, tokens: int) -> int:
-        """Words of a document whose request has about ``tokens`` prompt tokens; at least one sentence."""
-        return max(12, round((tokens - self.fixed) / self.per_word))
+    def characters_for(self, tokens: int) -> int:
+        """Length of a document whose request has about ``tokens`` prompt tokens; ``SHORTEST_DOCUMENT`` at least."""
+        return max(SHORTEST_DOCUMENT, round((tokens - self.fixed) / self.per_character))
 
 
 @dataclass(frozen=True, kw_only=True)

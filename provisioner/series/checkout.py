@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from provisioner.documents.recipe import ForkStack
 from provisioner.errors import CannotObtainError, EnvironmentConflictError, NetworkError, NoSuchBuildError
 from provisioner.records import dataclass
+from provisioner.series.policies import FORK
 
 QUICK_SECONDS = 30
 CLONE_SECONDS = 600
@@ -267,7 +268,7 @@ def _read_patches(folder: Path, pattern: str) -> tuple[ForkPatch, ...]:
     # The names' own order (code points), the same on every machine, as a shell's glob gives in the C locale.
     paths = sorted(folder.glob(pattern), key=lambda path: path.name)
     return tuple(
-        ForkPatch(id=f"fork/{path.stem}", path=path, text=_read_inside(folder, path))
+        ForkPatch(id=f"{FORK}/{path.stem}", path=path, text=_read_inside(folder, path))
         for path in paths
         if path.is_file()
     )

@@ -1,22 +1,24 @@
 """A recipe's fork: its checkout found or made, and its patches, new files and ours as one series."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from provisioner.documents.policy import LeftOut, Omission
 from provisioner.documents.recipe import ForkStack, PatchPolicy, Recipe
-from provisioner.errors import EnvironmentConflictError, UsageError
+from provisioner.errors import EnvironmentConflictError, InvalidRecipeError, UsageError
 from provisioner.patching.model import SeriesPatch
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
-from provisioner.series.policies import RecipeSeries
+from provisioner.series.policies import FORK, RecipeSeries
 from provisioner.series.recipe import open_series
 
 if TYPE_CHECKING:
     from provisioner.series.checkout import Checkout, ForkPatch
 
-OVERLAY_ID = "fork/overlay"
+OVERLAY_ID = f"{FORK}/overlay"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +67,52 @@ def peek_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> "Check
 
 
 def open_fork_series(recipe: Recipe, checkout: "Checkout", version: Version, *, overlay: bool = True) -> RecipeSeries:
-    """The fork's patches, its overlay and that one's patches, then the recipe's own.
+    """The whole series of a recipe with a fork, for one version. Raises what opening its two parts raises."""
+    return with_fork(open_series(recipe, version), recipe, checkout, overlay=overlay)
 
-    Raises InvalidPatchError, with file and line, for a patch that is not understood.
+
+def with_fork(own: RecipeSeries, recipe: Recipe, checkout: "Checkout", *, overlay: bool = True) -> RecipeSeries:
+    """The fork's patches, its overlay and that one's patches, then the recipe's own; some of the fork's may be replaced
+    by one of those.
+
+    Raises InvalidPatchError, with file and line, for a patch that is not understood; InvalidRecipeError where the
+    pinned commit has no patch that the recipe replaces.
     """
     from provisioner.patching.compare import patch_between
 
     fork = _require_fork(recipe)
-    own = open_series(recipe, version)
-    patches = [_parse(patch, checkout, fork) for patch in checkout.patches]
+    if checkout.commit == fork.commit:
+        _refuse_unknown(recipe, unknown_replaced(fork, checkout))
+    replaced = {f"{FORK}/{name}": by for name, by in fork.replaced.items()}
+    patches = [_parse(patch, checkout, fork) for patch in checkout.patches if patch.id not in replaced]
     if overlay and checkout.overlay:
         files = {file.path: file.content for file in checkout.overlay}
         patches.append(SeriesPatch(patch=patch_between({}, files, id=OVERLAY_ID, source=f"fork: {fork.overlay}")))
-        patches += [_parse(patch, checkout, fork) for patch in checkout.overlay_patches]
+        patches += [_parse(patch, checkout, fork) for patch in checkout.overlay_patches if patch.id not in replaced]
     required = {item.patch.id: PatchPolicy.REQUIRED for item in patches}
-    return RecipeSeries(patches=(*patches, *own.patches), policies={**required, **own.policies}, unwanted=own.unwanted)
+    found = {patch.id for patch in (*checkout.patches, *checkout.overlay_patches)}
+    left_out = [LeftOut(id=id_, omission=Omission.REPLACED, by=by) for id_, by in replaced.items() if id_ in found]
+    return replace(
+        own,
+        patches=(*patches, *own.patches),
+        policies={**required, **own.policies},
+        left_out=tuple(left_out),
+    )
+
+
+def unknown_replaced(fork: ForkStack, checkout: "Checkout") -> tuple[str, ...]:
+    """The names that the recipe replaces and of which the checkout has no patch."""
+    found = {patch.path.stem for patch in (*checkout.patches, *checkout.overlay_patches)}
+    return tuple(name for name in fork.replaced if name not in found)
+
+
+def _refuse_unknown(recipe: Recipe, names: tuple[str, ...]) -> None:
+    if names:
+        raise InvalidRecipeError(
+            "the fork has no such patch at the commit that the recipe pins",
+            where=f"{recipe.where}: fork.replaced",
+            found=", ".join(names),
+        )
 
 
 def find_series(recipe: Recipe, venv: Path, version: Version) -> RecipeSeries:

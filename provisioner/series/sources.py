@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchSource:
-    """A patch and what is asked of it. ``text`` is its text where that needs no root or strip level to be read."""
+    """A patch and what is asked of it. ``text`` is its text where that needs no root or strip level to be read.
+
+    ``upstream`` is the address of the same change at the distribution's own makers, where it is known.
+    """
 
     series: SeriesPatch
     policy: PatchPolicy = PatchPolicy.REQUIRED
     text: bytes | None = field(default=None, repr=False)
+    upstream: str | None = None
 
     @property
     def id(self) -> str:
@@ -69,6 +73,20 @@ def read_sources(
             hints=tuple(f"provision patch check {use.id}" for recipe in known.values() for use in recipe.patches),
         )
     return _name_apart(_once(found))
+
+
+def without_sources(sources: Sequence[PatchSource], ids: Sequence[str]) -> tuple[PatchSource, ...]:
+    """The series without the patches called ``ids``.
+
+    Raises UsageError for an id that it does not have.
+    """
+    known = [source.id for source in sources]
+    for wrong in ids:
+        if wrong not in known:
+            raise UsageError(
+                f"the series has no patch {wrong!r}", where="--without-patch", hints=near_names(wrong, known)
+            )
+    return tuple(source for source in sources if source.id not in ids)
 
 
 def has_variants(name: str) -> bool:
@@ -119,7 +137,7 @@ def _read_stored(folder: Path, version: Version) -> PatchSource:
     stored = open_stored_patch(folder.parent, folder.name)
     variant = nearest_variant(stored, version)
     text = None if stored.root else stored.file_of(variant).read_bytes()
-    return PatchSource(series=load_series_patch(stored, variant), text=text)
+    return PatchSource(series=load_series_patch(stored, variant), text=text, upstream=stored.upstream)
 
 
 def _once(sources: Iterable[PatchSource]) -> list[PatchSource]:

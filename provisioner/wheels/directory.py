@@ -16,7 +16,7 @@ from provisioner.records import dataclass
 _END = struct.Struct("<4s4HLLH")
 _END64_PLACE = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
-_ENTRY = struct.Struct("<4s4xHH4xLLLHHH8xL")
+_ENTRY = struct.Struct("<4s4xHH4xLLLHHH4xLL")
 _LENGTHS = struct.Struct("<HHH")
 _LOCAL_HEADER = 30
 _LOCAL_EXTRA = 4096
@@ -26,7 +26,10 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where one member lies: bytes ``start`` to ``stop`` hold its local header and its data (sizes in bytes)."""
+    """Where one member lies: bytes ``start`` to ``stop`` hold its local header and its data (sizes in bytes).
+
+    ``mode`` has the permission bits and the file type, as ``st_mode`` does; 0 where the builder wrote none.
+    """
 
     start: int
     stop: int
@@ -34,6 +37,8 @@ class Member:
     size: int
     crc: int
     method: int
+    flags: int
+    mode: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,18 @@ class Directory:
             found = self.raw.find(wanted, found + 1)
         return None
 
+    def members(self) -> dict[str, Member]:
+        """Every file by its name, in its order. Raises ValueError where an entry is broken, or a name stands twice."""
+        found: dict[str, Member] = {}
+        place = 0
+        for name in self._names():
+            if not name.endswith(b"/"):
+                found[name.decode("utf-8")] = self._member_at(place)
+            place = self._after(place)
+        if len(found) != len(self.names()):
+            raise ValueError("a name stands twice in the directory")
+        return found
+
     def _names(self) -> Iterator[bytes]:
         # One function for all entries: this goes through thousands for each wheel that is read for the first time.
         raw, size, lengths_at = self.raw, _ENTRY.size, _LENGTHS.unpack_from
@@ -83,7 +100,9 @@ class Directory:
         return int(place + _ENTRY.size + name + extra + comment)
 
     def _member_at(self, place: int) -> Member:
-        _, flags, method, crc, packed, size, name_length, extra_length, _, start = _ENTRY.unpack_from(self.raw, place)
+        (
+            _, flags, method, crc, packed, size, name_length, extra_length, _, attributes, start,
+        ) = _ENTRY.unpack_from(self.raw, place)  # fmt: skip
         if flags & 1:
             raise ValueError("an encrypted member")
         if _FULL32 in (packed, size, start):
@@ -92,7 +111,9 @@ class Directory:
         least = start + _LOCAL_HEADER + name_length + packed
         following = self._start_after(place)
         stop = following if least <= following <= least + _LOCAL_EXTRA else min(self.start, least + _LOCAL_EXTRA)
-        return Member(start=start, stop=stop, packed=packed, size=size, crc=crc, method=method)
+        return Member(
+            start=start, stop=stop, packed=packed, size=size, crc=crc, method=method, flags=flags, mode=attributes >> 16
+        )
 
     def _start_after(self, place: int) -> int:
         """Where the next member begins, as builders order them; the directory's own start after the last."""

@@ -24,7 +24,8 @@ from provisioner.wheels.record import Record, parse_record
 
 _RECORD_SHARE = 0.45
 """Of the directory's size, to be read before it where the tail lacks both: RECORD takes 0.39 of it in these wheels."""
-_LOCAL_HEADER = 30
+LOCAL_HEADER = 30
+"""Bytes of a local header before its name and its extra field."""
 ENDING_BYTES = 1024
 """Bytes. They hold RECORD's CRC in the directory, and RECORD holds the digest of all else: a wheel's identity."""
 
@@ -156,9 +157,7 @@ def unpack_member(path: str, member: Member, raw: bytes, *, where: str) -> bytes
 
     Raises HashMismatchError where they are broken, InvalidWheelError for a method other than stored and deflated.
     """
-    if raw[:4] != b"PK\x03\x04" or len(raw) < _LOCAL_HEADER:
-        raise HashMismatchError(f"{path} does not stand where the directory says", where=where)
-    begin = _LOCAL_HEADER + int.from_bytes(raw[26:28], "little") + int.from_bytes(raw[28:30], "little")
+    begin = data_offset(raw, where=f"{where}: {path}")
     packed = raw[begin : begin + member.packed]
     if member.method == zipfile.ZIP_STORED:
         data = packed
@@ -171,6 +170,13 @@ def unpack_member(path: str, member: Member, raw: bytes, *, where: str) -> bytes
             f"{path} arrived broken", where=where, expected=f"CRC {member.crc:08x}", found=f"CRC {zlib.crc32(data):08x}"
         )
     return data
+
+
+def data_offset(header: bytes, *, where: str) -> int:
+    """How many bytes stand before a member's data, from its local header. Raises HashMismatchError where it is none."""
+    if header[:4] != b"PK\x03\x04" or len(header) < LOCAL_HEADER:
+        raise HashMismatchError("the member does not stand where the directory says", where=where)
+    return LOCAL_HEADER + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
 
 
 def find_dist_info(filename: str, members: Iterable[str], *, where: str) -> str:

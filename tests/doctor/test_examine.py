@@ -1,7 +1,6 @@
 """The whole examination: what is looked at, what is found, and the exit code."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -16,6 +15,7 @@ from provisioner.serve.cards import KernelLog
 from tests.serve.test_readiness import recipe
 from tests.support.environments import make_environment, make_receipt
 from tests.support.fake_nvml import GIB, FakeCard, FakeNvml
+from tests.support.http_server import ClosingServer
 
 XID79 = "NVRM: Xid (PCI:0000:82:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 VERIFIED = {"verdict": "bit-exact", "health": "well", "bound": {}}
@@ -150,17 +150,18 @@ def test_metrics_over_http(healthy):
         def log_message(self, format, *args):  # noqa: A002
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
+    server = ClosingServer(Page)
+    server.start()
     try:
         environ = {**healthy.environ, "VLLM_API_KEY": "k"}
         diagnosis = look(
-            healthy, instruments([FakeCard()], metrics=fetch_metrics), urls=(url, "http://127.0.0.1:1"), environ=environ
+            healthy,
+            instruments([FakeCard()], metrics=fetch_metrics),
+            urls=(server.url, "http://127.0.0.1:1"),
+            environ=environ,
         )
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
     (check,) = [check for check in diagnosis.checks if check.id == "metrics"]
     assert check.outcome is Outcome.PASSED
     assert "33.3% of tokens found" in check.looked_at

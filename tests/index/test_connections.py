@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from provisioner.errors import NetworkError
+from provisioner.index import connections
 from provisioner.index.settings import IndexSettings
 from provisioner.index.transport import Transport
 
@@ -69,6 +70,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", count)
     return seen
+
+
+@pytest.fixture(autouse=True)
+def own_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No certificates are loaded yet, and none stay."""
+    monkeypatch.setattr(connections, "_contexts", {})
 
 
 def fetch_often(url: str, settings: IndexSettings) -> set[bytes]:

@@ -1,4 +1,4 @@
-"""The patch that puts the repack into vLLM: its text, and vLLM's own ``_custom_ops.py`` of ten releases with it."""
+"""The patch that puts the repack into vLLM: its text, and vLLM's own ``_custom_ops.py`` of eleven releases with it."""
 
 import importlib
 import json
@@ -18,7 +18,8 @@ from provisioner.digests import digest_of
 from provisioner.marlin.cases import Case, random_words
 from provisioner.marlin.layout import Activation, Layout, Packing, all_layouts, reference_repack
 from provisioner.patching.hunks import Applied, apply_change, cut_of, reverse_change
-from provisioner.patching.model import Create, Cut, Modify, Patch, Verdict
+from provisioner.patching.model import Create, Cut, FileFacts, Modify, Patch, Verdict
+from provisioner.patching.series import judge_series
 from provisioner.series.store import StoredPatch, cuts_of, load_series_patch, read_stored_patch
 from provisioner.wheels.names import Target, choose
 from provisioner.index.settings import read_settings
@@ -30,8 +31,9 @@ FOLDER = REPOSITORY / "patches/sm80-cpu-repack"
 SOURCE = REPOSITORY / "provisioner/marlin/repack.py"
 HOOKED = "vllm/_custom_ops.py"
 ADDED = "vllm/_sm80_cpu_repack.py"
-RELEASES = ("0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0")
-WITHOUT_PERM = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
+RELEASES = ("0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0", "0.34.0")
+WITHOUT_PERM = ("0.30.0", "0.31.0", "0.32.0", "0.33.0", "0.34.0")
+WITHOUT_8_BIT_ACTIVATIONS = ("0.34.0",)
 FUNCTIONS = ("gptq_marlin_repack", "awq_marlin_repack", "gptq_marlin_moe_repack", "awq_marlin_moe_repack")
 
 
@@ -81,7 +83,7 @@ def test_the_added_module_loads_light(tmp_path: Path) -> None:
     assert result.stdout == "[]\n"
 
 
-# --- the real files of ten releases ---------------------------------------------------------------------------------
+# --- the real files of eleven releases ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,35 @@ def cut(originals: dict[str, bytes], patch: Patch, stored: StoredPatch) -> Cut:
     said = cuts_of(variant)[HOOKED]
     assert said == cut_of(originals[str(variant.cut_against)], patch.changes[0])
     return said
+
+
+def test_no_hunk_depends_on_a_neighbour(patch: Patch) -> None:
+    """All that a hunk quotes is the first lines of the function that it decorates."""
+    hook = patch.changes[0]
+    assert isinstance(hook, Modify)
+    quoted = [[line.text.decode() for line in hunk.lines if line.kind != "+"] for hunk in hook.hunks]
+    assert quoted == [[f"def {name}(", "    b_q_weight: torch.Tensor,"] for name in FUNCTIONS]
+
+
+@pytest.mark.network
+def test_the_former_text_is_known_where_it_is_installed(originals: dict[str, bytes], stored: StoredPatch) -> None:
+    """An environment that the former text was put into is told that its text is old, not that it is damaged."""
+    (variant,) = stored.variants
+    today = load_series_patch(stored, variant)
+    (former,) = today.former
+    facts = {}
+    for change in former.changes:
+        pristine = originals["0.27.1"] if change.path == HOOKED else None
+        done = apply_change(pristine, change)
+        assert isinstance(done, Applied)
+        facts[change.path] = FileFacts(
+            path=change.path,
+            content=done.content,
+            pristine=pristine,
+            recorded=digest_of(pristine) if pristine is not None else None,
+        )
+    (verdict,) = judge_series([today], facts).patches
+    assert verdict.verdict is Verdict.STALE_VERSION
 
 
 @pytest.mark.network
@@ -196,11 +227,22 @@ def arguments(release: str, function: str, case: Case, experts: int = 2) -> dict
         "size_k": case.size_k,
         "size_n": case.size_n,
         "num_bits": case.layout.bits,
-        "is_a_8bit": case.layout.activation is Activation.NARROW,
     }
+    if release not in WITHOUT_8_BIT_ACTIVATIONS:
+        given["is_a_8bit"] = case.layout.activation is Activation.NARROW
     if release not in WITHOUT_PERM and function != "awq_marlin_repack":
         given["perm"] = torch.empty((experts, 0) if moe else (0,), dtype=torch.int32)
     return given
+
+
+def layouts_of(release: str, packing: Packing) -> list[Layout]:
+    """What a release can ask of the functions for this packing."""
+    narrow_too = release not in WITHOUT_8_BIT_ACTIVATIONS
+    return [
+        layout
+        for layout in all_layouts()
+        if layout.packing is packing and (narrow_too or layout.activation is not Activation.NARROW)
+    ]
 
 
 def expected(function: str, case: Case, experts: int = 2) -> Any:
@@ -221,7 +263,7 @@ def test_the_patched_file_routes_by_setting_device_and_bits(
     for function in FUNCTIONS:
         packing = Packing(function.partition("_")[0])
         routed = getattr(loaded.ops, function)
-        for layout in (layout for layout in all_layouts() if layout.packing is packing):
+        for layout in layouts_of(release, packing):
             case = Case(layout=layout, size_k=64, size_n=128)
             given = arguments(release, function, case)
 

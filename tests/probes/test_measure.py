@@ -56,6 +56,22 @@ def test_the_decode_probe_tells_cold_from_warm_and_reads_the_drafts() -> None:
     assert median(point, model.ACCEPTANCE) == pytest.approx(2.5 / 3, rel=0.03)
 
 
+def test_prompts_are_sized_by_the_servers_own_count() -> None:
+    kept = measure(settings(Probe.DECODE), tokenizes=True, surplus=100)
+    assert [median(point, model.PROMPT_TOKENS) for point in kept.points] == [
+        pytest.approx(6000, rel=0.01),
+        pytest.approx(40_000, rel=0.01),
+    ]
+    assert kept.notes == []
+
+
+def test_a_prompt_of_another_length_than_wanted_is_noted_once() -> None:
+    kept = measure(settings(Probe.CACHE_CLIFF, contexts=(40_000,), repeats=1), surplus=100)
+    made = 40_000 + 100 * 31
+    assert kept.notes[0] == f"a prompt for 40K context had {made} tokens ({made / 40_000 - 1:+.1%})"
+    assert [note for note in kept.notes if note.startswith("a prompt")] == kept.notes[:1]
+
+
 def test_the_cliff_is_found_at_the_third_sighting() -> None:
     kept = measure(settings(Probe.CACHE_CLIFF))
     at_40k = [point for point in kept.points if point.setting.context == 40_000]

@@ -7,21 +7,21 @@ def test_the_same_seed_and_number_give_the_same_document() -> None:
 
 
 def test_documents_share_no_opening_with_others_of_any_seed() -> None:
-    openings = {Corpus(seed=seed).write_document(number, 20)[:24] for seed in range(20) for number in range(20)}
+    openings = {Corpus(seed=seed).write_document(number, 80)[:24] for seed in range(20) for number in range(20)}
     assert len(openings) == 400
 
 
-def test_a_document_has_about_as_many_words_as_asked() -> None:
-    for words in (12, 100, 5000):
-        count = len(Corpus(seed=1).write_document(1, words).split())
-        assert words <= count <= words + 15
+def test_a_document_is_as_long_as_asked_and_begins_the_longer_ones() -> None:
+    documents = [Corpus(seed=1).write_document(1, length) for length in (80, 600, 30_000)]
+    assert [len(document) for document in documents] == [80, 600, 30_000]
+    assert documents[2].startswith(documents[1])
 
 
-def test_calibration_finds_the_words_for_a_number_of_tokens() -> None:
-    calibration = Calibration.from_samples((60, 60 * 3 // 2 + 40), (240, 240 * 3 // 2 + 40))
-    assert calibration == Calibration(fixed=40.0, per_word=1.5)
-    assert calibration.words_for(6040) == 4000
-    assert calibration.words_for(1) == 12
+def test_calibration_finds_the_length_for_a_number_of_tokens() -> None:
+    calibration = Calibration.from_samples((400, 400 // 4 + 40), (2400, 2400 // 4 + 40))
+    assert calibration == Calibration(fixed=40.0, per_character=0.25)
+    assert calibration.characters_for(6040) == 24_000
+    assert calibration.characters_for(1) == 80
 
 
 def test_the_two_workloads_ask_for_different_text() -> None:

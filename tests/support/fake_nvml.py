@@ -2,7 +2,7 @@
 
 # ruff: noqa: N801, N802, N815, N818 - the names are those of pynvml
 
-import time
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -50,12 +50,12 @@ class FakeCard:
 
 @dataclass
 class FakeNvml:
-    """Cards in bus order; ``hang`` seconds before the first answer; ``xids`` are handed out as events, oldest first."""
+    """Cards in bus order; no answer before ``hang`` is set; ``xids`` are handed out as events, oldest first."""
 
     cards: list[FakeCard] = field(default_factory=lambda: [FakeCard()])
     driver: str | bytes = "610.43.03"
     broken: bool = False
-    hang: float = 0.0
+    hang: threading.Event | None = None
     xids: list[tuple[str, int]] = field(default_factory=list)
     events_work: bool = True
     open_sessions: int = 0
@@ -71,7 +71,8 @@ class FakeNvml:
     nvmlEventTypeXidCriticalError = 8
 
     def nvmlInit(self) -> None:
-        time.sleep(self.hang)
+        if self.hang is not None:
+            self.hang.wait()
         if self.broken:
             raise NVMLError("Driver Not Loaded")
         self.open_sessions += 1

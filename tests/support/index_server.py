@@ -13,17 +13,17 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote, unquote, urlsplit
 
 from packaging.version import Version
 
 from provisioner.wheels.names import parse_wheel_name, variant_of, without_variant
+from tests.support.http_server import ClosingServer
 
 _MODIFIED = "Fri, 21 Aug 2026 03:04:05 GMT"
 
@@ -79,10 +79,9 @@ class IndexServer:
         self._lock = threading.Lock()
         self._builds: dict[str, dict[str, bytes]] = {}
         self._server = _Server(self)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(
@@ -91,12 +90,11 @@ class IndexServer:
         self.close()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return self._server.url
 
     @property
     def simple_url(self) -> str:
@@ -179,16 +177,10 @@ class IndexServer:
         self.files[f"{folder}/index.html"] = _html_page([*folders, *((f"{v}/", v) for v in by_variant if v)])
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
+class _Server(ClosingServer):
     def __init__(self, index: IndexServer) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.index = index
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is part of the game."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -213,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
         mood = self.server.index.take_mood(raw)
         if mood.pause:
-            time.sleep(mood.pause)
+            self.server.closing.wait(mood.pause)
         if mood.refuse_head and self.command == "HEAD":
             return self._send(405, {}, b"", mood, send_body=send_body)
         if mood.status is not None:
@@ -266,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_body(self, body: bytes, mood: Mood) -> None:
         limit = next((n for n in (mood.close_after, mood.reset_after) if n is not None), len(body))
         with contextlib.suppress(OSError):
-            for piece in _pieces(body[:limit], mood.drip):
+            for piece in _pieces(body[:limit], mood.drip, self.server.closing):
                 self.wfile.write(piece)
                 self.wfile.flush()
             if mood.reset_after is not None:
@@ -278,12 +270,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self.connection.close()
 
 
-def _pieces(body: bytes, drip: float) -> Iterator[bytes]:
+def _pieces(body: bytes, drip: float, closing: threading.Event) -> Iterator[bytes]:
     if not drip:
         yield body
         return
     for start in range(0, len(body), 1024):
-        time.sleep(drip)
+        closing.wait(drip)
         yield body[start : start + 1024]
 
 

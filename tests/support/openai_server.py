@@ -37,6 +37,9 @@ class Behaviour:
     refuses_above: int | None = None
     api_key: str | None = None
     sends_usage: bool = True
+    tokenizes: bool = False
+    # Tokens more for every 5000 characters, so that short samples do not tell what a long prompt counts.
+    surplus: int = 0
     has_metrics: bool = True
     drafts: bool = True
     reasoning: str | None = None
@@ -129,6 +132,8 @@ class FakeServer:
                 return web.json_response({"version": "0.27.1"})
             case "GET", "/metrics" if self.behaviour.has_metrics:
                 return web.Response(text=self._metrics())
+            case "POST", "/tokenize" if self.behaviour.tokenizes:
+                return web.json_response({"count": self._count(_prompt_of(received.json)), "tokens": []})
             case "POST", "/v1/chat/completions":
                 return await self._chat(request, received)
             case _, "/echo":
@@ -171,8 +176,8 @@ class FakeServer:
         return web.json_response(self._whole(prompt_tokens, tokens))
 
     async def _prefill(self, body: dict[str, Any], received: Received) -> int:
-        text = "".join(f"<{one['role']}>{json.dumps(one.get('content'))}" for one in body["messages"])
-        tokens = math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        text = _prompt_of(body)
+        tokens = self._count(text)
         prefixes = list(_prefixes(text, self.behaviour.block_tokens * CHARACTERS_PER_TOKEN))
         hits = sum(
             1 for _ in itertools.takewhile(lambda one: self._seen[one] >= self.behaviour.sightings - 1, prefixes)
@@ -184,6 +189,9 @@ class FakeServer:
         # Only a prefill that ran to its end leaves its blocks behind.
         self._seen.update(prefixes)
         return tokens
+
+    def _count(self, text: str) -> int:
+        return math.ceil(len(text) / CHARACTERS_PER_TOKEN) + self.behaviour.surplus * (len(text) // 5000)
 
     def _seconds_for(self, tokens: int) -> float:
         return (tokens - 1) / self.behaviour.tokens_per_second
@@ -281,6 +289,10 @@ class FakeServer:
             "choices": [choice],
             "usage": _usage(prompt_tokens, tokens) if self.behaviour.sends_usage else None,
         }
+
+
+def _prompt_of(body: dict[str, Any]) -> str:
+    return "".join(f"<{one['role']}>{json.dumps(one.get('content'))}" for one in body["messages"])
 
 
 def _prefixes(text: str, size: int) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """``provision drift``."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +13,12 @@ from provisioner.counts import count_text
 if TYPE_CHECKING:
     from packaging.version import Version
 
+    from provisioner.documents.recipe import Recipe
     from provisioner.drift.builds import Builds
     from provisioner.drift.history import CloneHistory, Witness
     from provisioner.drift.model import Bisection, DriftReport
     from provisioner.drift.scan import Subject
+    from provisioner.drift.subjects import ForkBase
     from provisioner.index.settings import IndexSettings
     from provisioner.wheels.names import Candidate
 
@@ -32,6 +34,7 @@ _QUESTIONS = (
     "--build-variant",
     "--index-url",
     "--history",
+    "--fork-dir",
 )
 _PRINTERS = {
     "text": ("text", "print_text"),
@@ -74,6 +77,10 @@ def drift(
         Path | None,
         typer.Option(help="A clone of vLLM that knows which commits a build has in its history.", metavar="DIR"),
     ] = None,
+    fork_dir: Annotated[
+        Path | None,
+        typer.Option(help="The checkout of the recipes' fork, whose patches are judged, too (default: the tool's)."),
+    ] = None,
     merge: Annotated[
         list[Path] | None,
         typer.Option(help="Judge nothing: make one report of several in JSON.", metavar="FILE|DIR"),
@@ -97,10 +104,12 @@ def drift(
         resolve_output(output)  # refused now, not after an hour of judging
     if merge:
         asked = (against, patches, root, strip, cut_against, last, bisect, variant, build_variant)
-        _refuse_questions(dict(zip(_QUESTIONS, (*asked, index_url, history), strict=True)))
+        _refuse_questions(dict(zip(_QUESTIONS, (*asked, index_url, history, fork_dir), strict=True)))
         return _finish(_merge([*merge, *map(Path, recipes or [])]), wanted, output)
     own = _own_patches(patches or [], root, strip, cut_against, index_url)
-    task = _prepare(recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url, history)
+    task = _prepare(
+        recipes or [], own, against or ["pypi"], last, variant or [], build_variant, index_url, history, fork_dir
+    )
     with open_reporter() as reporter:
         reporter.stage(f"judge {count_text(len(task.builds.found), 'build')}")
         for line in (*task.builds.missing, *task.remarks):
@@ -177,6 +186,7 @@ def _prepare(
     build_variant: str | None,
     index_url: str | None,
     history: Path | None,
+    fork_dir: Path | None,
 ) -> _Task:
     from importlib import import_module
     from threading import Thread
@@ -196,13 +206,46 @@ def _prepare(
 
     clone = open_clone(history) if history is not None else None
     return _Task(
-        subjects=(*recipe_subjects(chosen, texts), *own),
+        subjects=(*recipe_subjects(chosen, texts, _open_forks(chosen, fork_dir, index_url)), *own),
         builds=builds,
         settings=settings,
         against=tuple(against),
         witness=_witness(against, clone, settings),
         remarks=tuple(_doubt(clone, builds)) if clone is not None else (),
     )
+
+
+def _open_forks(recipes: "Iterable[Recipe]", fork_dir: Path | None, index_url: str | None) -> "dict[str, ForkBase]":
+    """The checkouts that are there, each with the release that its patches were cut against.
+
+    Raises UsageError for a folder that no recipe asks for; what reading a checkout raises.
+    """
+    from provisioner.errors import UsageError
+
+    forked = [recipe for recipe in recipes if recipe.fork is not None]
+    if fork_dir is not None and not forked:
+        raise UsageError("no recipe that is judged has a fork", where="--fork-dir", hints=("provision recipes",))
+    from provisioner.cli.shared.context import read_context
+
+    context = read_context(index_url)
+    places = {recipe.name: fork_dir or context.home.fork(recipe.name) for recipe in forked}
+    return {
+        recipe.name: _open_fork(recipe, places[recipe.name], context.settings())
+        for recipe in forked
+        if fork_dir is not None or (places[recipe.name] / ".git").exists()
+    }
+
+
+def _open_fork(recipe: "Recipe", folder: Path, settings: "IndexSettings") -> "ForkBase":
+    from provisioner.drift.builds import find_one_build
+    from provisioner.drift.subjects import ForkBase
+    from provisioner.index.source import open_wheel
+    from provisioner.series.checkout import read_checkout
+
+    assert recipe.fork is not None
+    checkout = read_checkout(folder.expanduser().absolute(), recipe.fork)
+    base = f"pypi:{recipe.build.version.public}"
+    return ForkBase(checkout=checkout, wheel=open_wheel(find_one_build(base, settings), settings))
 
 
 def _doubt(clone: "CloneHistory", builds: "Builds") -> "Iterator[str]":

@@ -56,6 +56,10 @@ Overlay = Annotated[
 Reset = Annotated[
     bool, typer.Option("--reset", help="First restore the files as shipped that hold foreign or stale bytes.")
 ]
+WithoutPatch = Annotated[
+    list[str] | None, typer.Option("--without-patch", metavar="ID", help="Leave a patch out; may be repeated.")
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse a patch that the build has already (exit 5).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
@@ -73,6 +77,7 @@ class Asked:
     strip: int | None = None
     cut_against: str | None = None
     overlay: Sequence[Path] | None = None
+    without: Sequence[str] | None = None
 
     @property
     def place(self) -> tuple[tuple[str, str], ...]:
@@ -83,8 +88,9 @@ class Asked:
     def named(self) -> tuple[str, ...]:
         """The words that name the same patches for another command of the group."""
         options = {"--root": self.root or None, "--strip": self.strip, "--cut-against": self.cut_against}
-        overlays = [("--overlay", str(folder)) for folder in self.overlay or ()]
-        return (*(self.what or ()), *(word for pair in (*_typed(options), *overlays) for word in pair))
+        repeated = [("--overlay", str(folder)) for folder in self.overlay or ()]
+        repeated += [("--without-patch", patch_id) for patch_id in self.without or ()]
+        return (*(self.what or ()), *(word for pair in (*_typed(options), *repeated) for word in pair))
 
 
 def _typed(options: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
@@ -112,26 +118,29 @@ def check(
     strip: Strip = None,
     cut_against: CutAgainst = None,
     overlay: Overlay = None,
+    without_patch: WithoutPatch = None,
+    strict: Strict = False,
     wheel: WheelSpec = None,
     as_json: AsJson = False,
 ) -> int:
     """Say for each patch whether it applies, is applied, or what stands in the way; write nothing.
 
-    Exit 0 where the series holds, 3 for an invalid patch, 5 for anything else that stands in the way, 1 where only an
-    interrupted change of the files waits for recovery.
+    Exit 0 where the series holds (a patch that the build has already is not needed), 3 for an invalid patch, 5 for
+    anything else that stands in the way, 1 where only an interrupted change of the files waits for recovery.
 
     Example: [bold]provision patch check hynix-stable --against pypi:0.27.1[/bold]
     """
+    from provisioner.errors import ConflictError
     from provisioner.pipeline.evaluate import judge
 
     asked = Asked(
         what=what, venv=venv, site_packages=site_packages, against=against, package=package, wheel=wheel, root=root,
-        strip=strip, cut_against=cut_against, overlay=overlay,
+        strip=strip, cut_against=cut_against, overlay=overlay, without=without_patch,
     )  # fmt: skip
     with _opened_tree(asked) as tree:
         judgement = judge(tree, _read_sources(asked, tree))
     _show_judgement(judgement, asked, as_json=as_json)
-    return judgement.exit_code
+    return ConflictError.exit_code if strict and judgement.verdict.not_needed else judgement.exit_code
 
 
 def apply(
@@ -143,6 +152,8 @@ def apply(
     strip: Strip = None,
     cut_against: CutAgainst = None,
     overlay: Overlay = None,
+    without_patch: WithoutPatch = None,
+    strict: Strict = False,
     wheel: WheelSpec = None,
     reset: Reset = False,
     as_json: AsJson = False,
@@ -155,13 +166,18 @@ def apply(
     """
     from provisioner.cli.shared import render
     from provisioner.pipeline.apply_patches import apply as apply_series
+    from provisioner.pipeline.evaluate import judge
+    from provisioner.series.policies import refuse_merged
 
     asked = Asked(
         what=what, venv=venv, site_packages=site_packages, package=package, wheel=wheel, root=root, strip=strip,
-        cut_against=cut_against, overlay=overlay,
+        cut_against=cut_against, overlay=overlay, without=without_patch,
     )  # fmt: skip
     tree = _open_installed(asked)
-    application = apply_series(tree, _read_sources(asked, tree), reset=reset, on_wait=_say_waiting)
+    sources = _read_sources(asked, tree)
+    if strict:
+        refuse_merged(judge(tree, sources).verdict, where=str(tree.site.site_packages))
+    application = apply_series(tree, sources, reset=reset, on_wait=_say_waiting)
     _say_recovery(application.recovery)
     if application.judgement.exit_code:
         _show_judgement(application.judgement, asked, as_json=as_json)
@@ -328,13 +344,13 @@ def _reading(asked: Asked) -> "Reading":
 def _read_sources(asked: Asked, tree: "Tree") -> "tuple[PatchSource, ...]":
     from provisioner.pipeline.evaluate import cut_against as take_scopes
     from provisioner.resources import recipe_names
-    from provisioner.series.sources import Wanted, read_sources
+    from provisioner.series.sources import Wanted, read_sources, without_sources
 
     wanted = Wanted(names=tuple(asked.what or ()), reading=_reading(asked), overlays=tuple(asked.overlay or ()))
     known = recipe_names()
     recipes = {name: _open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")}
     _say_forks(recipes.values())
-    sources = read_sources(wanted, tree.version, recipes)
+    sources = without_sources(read_sources(wanted, tree.version, recipes), asked.without or ())
     if asked.cut_against is None:
         return sources
     spec = asked.cut_against if asked.cut_against.endswith(".whl") else f"pypi:{asked.cut_against}"

@@ -229,6 +229,11 @@ def judgement_hints(judgement: Judgement, named: Sequence[str]) -> Iterator[str]
 
 def _next_of_conflict(patch: PatchVerdict, judgement: Judgement) -> str:
     """A patch of the store is carried to the build; of another one, each hunk's place is what there is to look at."""
+    displacing = next((other for other in judgement.verdict.patches if other.id == patch.displaced_by), None)
+    if displacing is not None and displacing.verdict is Verdict.APPLIED:
+        return f"provision patch revert {shlex.quote(displacing.id)}"
+    if displacing is not None:
+        return f"run again with --without-patch {shlex.quote(displacing.id)}, which leaves it out"
     if patch.id in stored_patch_names():
         return f"provision patch refresh {patch.id} --onto {spec_of(judgement.version)}"
     return f"provision patch lint {shlex.quote(patch.source)}"

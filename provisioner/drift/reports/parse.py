@@ -206,6 +206,7 @@ def _parse_file(table: Table) -> FileVerdict:
         hunks=tuple(_parse_hunk(entry) for entry in _tables(table, "hunks")),
         why=table.take("why", str),
         moved_to=table.take_optional("moved_to", str),
+        displaced_by=table.take_optional("displaced_by", str),
     )
     table.close()
     return file

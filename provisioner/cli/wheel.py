@@ -1,0 +1,212 @@
+"""``provision wheel``."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from provisioner.records import dataclass
+
+if TYPE_CHECKING:
+    from provisioner.documents.patched_wheel import PatchedWheel
+    from provisioner.documents.recipe import Recipe
+    from provisioner.index.lazy import Wheel
+    from provisioner.patched_wheel.build import BuiltWheel
+    from provisioner.patched_wheel.verify import VerifiedWheel
+    from provisioner.progress import Reporter
+    from provisioner.series.files import Reading
+    from provisioner.series.sources import PatchSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What the command line names."""
+
+    recipe: str | None
+    patches: tuple[str, ...]
+    overlays: tuple[Path, ...]
+    root: str
+    strip: int | None
+    cut_against: str | None
+    against: str | None
+    package: str
+    index_url: str | None
+
+    def reading(self) -> "Reading":
+        from provisioner.series.files import Reading
+
+        return Reading(strip=self.strip, root=self.root)
+
+
+def wheel(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")
+    ] = None,
+    patches: Annotated[
+        list[str] | None,
+        typer.Option(help="Patches that come before the recipe's: ids, files or folders.", metavar="ID|FILE|DIR"),
+    ] = None,
+    root: Annotated[str, typer.Option(help="What paths in those patches are relative to, such as vllm.")] = "",
+    strip: Annotated[int | None, typer.Option(min=0, help="How many leading folders of their paths to drop.")] = None,
+    cut_against: Annotated[
+        str | None, typer.Option(help="The release, or wheel, that those patches were cut against.", metavar="VERSION")
+    ] = None,
+    overlay: Annotated[
+        list[Path] | None, typer.Option(help="A folder of new files, under --root.", metavar="DIR")
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="The build to patch: pypi:VERSION, commit:SHA or a wheel (default: the recipe's lock)."),
+    ] = None,
+    package: Annotated[str, typer.Option(help="The distribution whose files are patched.")] = "vllm",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the wheel.", metavar="DIR")] = Path(),
+    verify: Annotated[Path | None, typer.Option(help="Make nothing: prove this patched wheel.", metavar="FILE")] = None,
+    origin: Annotated[
+        Path | None, typer.Option(help="With --verify: the wheel it was made from, to prove the rest.", metavar="WHEEL")
+    ] = None,
+    index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> int:
+    """Make one wheel of a build and a series of patches, which says what is in it; or verify one.
+
+    Equal input gives equal bytes. With --verify, exit 1 where something is not as it must be.
+
+    Example: [bold]provision wheel hynix-stable -o dist[/bold]
+    """
+    from provisioner.errors import UsageError
+
+    if origin is not None and verify is None:
+        raise UsageError("--origin goes with --verify")
+    if verify is not None:
+        if recipe or patches or overlay or against:
+            raise UsageError("--verify makes nothing: it takes --origin alone")
+        return _verify(verify, origin, as_json=as_json)
+    if recipe is None and not (patches or overlay):
+        raise UsageError("name a recipe, or patches", hints=("provision recipes", "provision wheel --patches FILE …"))
+    wanted = _Wanted(
+        recipe=recipe, patches=tuple(patches or ()), overlays=tuple(overlay or ()), root=root, strip=strip,
+        cut_against=cut_against, against=against, package=package, index_url=index_url,
+    )  # fmt: skip
+    return _build(wanted, output, as_json=as_json)
+
+
+def _build(wanted: _Wanted, output: Path, *, as_json: bool) -> int:
+    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.progress import open_reporter
+    from provisioner.patched_wheel.build import WheelRequest, build_wheel
+    from provisioner.wheels.names import parse_wheel_name
+
+    recipe = open_recipe(wanted.recipe) if wanted.recipe is not None else None
+    with open_reporter() as reporter:
+        origin = _fetch_origin(wanted, recipe, reporter)
+        sources = _read_sources(wanted, recipe, str(parse_wheel_name(origin.name).version))
+        request = WheelRequest(origin=origin, sources=sources, label=recipe.name if recipe else "patched")
+        built = build_wheel(request, output.expanduser().absolute(), reporter)
+    _show_built(built, as_json=as_json)
+    return 0
+
+
+def _fetch_origin(wanted: _Wanted, recipe: "Recipe | None", reporter: "Reporter") -> Path:
+    from provisioner.cli.shared.context import read_context
+    from provisioner.documents.lock import LockScope
+    from provisioner.errors import UsageError
+    from provisioner.locks.first_use import FirstUse
+    from provisioner.locks.wheel import fetch_locked_wheel
+    from provisioner.pipeline.shipped import fetch_shipped
+
+    context = read_context(wanted.index_url)
+    if wanted.against is not None:
+        reporter.stage(f"fetch {wanted.against}")
+        return fetch_shipped(wanted.against, wanted.package, context.settings(), reporter)
+    if recipe is None:
+        raise UsageError("patches alone name no build", hints=("--against pypi:VERSION", "--against WHEEL"))
+    lock = context.lock(recipe, LockScope.WHEEL_ALONE, FirstUse.KEEP)
+    reporter.stage(f"fetch {lock.build.filename}")
+    return fetch_locked_wheel(lock, context.settings(), reporter)
+
+
+def _read_sources(wanted: _Wanted, recipe: "Recipe | None", version: str) -> "tuple[PatchSource, ...]":
+    from packaging.version import Version
+
+    from provisioner.pipeline.evaluate import cut_against
+    from provisioner.series.sources import Wanted, read_sources
+
+    names = (*wanted.patches, *([recipe.name] if recipe else []))
+    named = Wanted(names=names, reading=wanted.reading(), overlays=wanted.overlays)
+    sources = read_sources(named, Version(version), {recipe.name: recipe} if recipe else None)
+    if wanted.cut_against is None:
+        return sources
+    with _opened_release(wanted.cut_against, wanted) as base:
+        return cut_against(sources, base)
+
+
+@contextmanager
+def _opened_release(version: str, wanted: _Wanted) -> Iterator["Wheel"]:
+    from provisioner.cli.shared.context import read_context
+    from provisioner.pipeline.shipped import open_shipped
+
+    spec = version if version.endswith(".whl") else f"pypi:{version}"
+    opened = open_shipped(spec, wanted.package, read_context(wanted.index_url).settings()).wheel
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _verify(path: Path, origin: Path | None, *, as_json: bool) -> int:
+    from provisioner.cli.shared.progress import open_reporter
+    from provisioner.patched_wheel.verify import verify_wheel
+
+    with open_reporter() as reporter:
+        verified = verify_wheel(path, origin, reporter)
+    _show_verified(verified, as_json=as_json)
+    return 1 if verified.problems else 0
+
+
+def _show_built(built: "BuiltWheel", *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from provisioner.cli.shared import render
+
+    if as_json:
+        facts = {"path": str(built.path), "sha256": built.sha256, "size": built.size, "version": str(built.version)}
+        render.print_json("wheel", {**facts, "unchanged": built.unchanged, "holds": asdict(built.facts)})
+        return
+    render.print_text(f"{built.path}\n{_describe(built.facts)}\n  sha256   {built.sha256}")
+    render.print_text(f"  size     {built.size / 1e6:.0f} MB{', unchanged' if built.unchanged else ''}")
+    if built.signatures:
+        render.print_note(f"left out, since they sign the origin alone: {', '.join(built.signatures)}")
+    render.print_note(f"note: an attestation or signature of {built.facts.origin.filename} does not cover this file")
+    render.print_note(f"next: provision wheel --verify {shlex.quote(str(built.path))}")
+
+
+def _show_verified(verified: "VerifiedWheel", *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from provisioner.cli.shared import render
+
+    if as_json:
+        render.print_json("wheel-verify", asdict(verified))
+        return
+    for problem in verified.problems:
+        render.print_text(f"problem: {problem}")
+    if not verified.problems:
+        proven = "and what the series makes of its origin" if verified.with_origin else "by RECORD and its own account"
+        render.print_text(f"{verified.path}: whole, {proven}")
+    render.print_text(f"{_describe(verified.facts)}\n  sha256   {verified.sha256}")
+    if not verified.with_origin:
+        file = shlex.quote(str(verified.path))
+        render.print_note(f"next: provision wheel --verify {file} --origin {verified.facts.origin.filename}")
+
+
+def _describe(facts: "PatchedWheel") -> str:
+    from provisioner.counts import count_text
+
+    return (
+        f"  origin   {facts.origin.filename}, sha256 {facts.origin.sha256}\n"
+        f"  patches  {', '.join(patch.id for patch in facts.patches)}\n"
+        f"  changed  {count_text(len(facts.files), 'file')}"
+    )

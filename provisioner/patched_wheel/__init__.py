@@ -1,0 +1,1 @@
+"""The patched build as one wheel: what is in it, made, and proven."""

@@ -1,0 +1,66 @@
+"""Patches left out of a recipe's series, and what is said of those that are in each other's way."""
+
+import pytest
+
+from provisioner.documents.policy import LeftOut, Omission, PatchPolicy
+from provisioner.errors import ConflictError, UsageError
+from provisioner.patching.series import judge_series
+from provisioner.series.policies import (
+    RecipeSeries,
+    judge_recipe,
+    leave_out,
+    leave_out_again,
+    refuse_blocked,
+    refuse_merged,
+)
+from tests.support.small import OPS, PRISTINE, change, facts_of, patch_of, series_of
+
+ONE = change(PRISTINE, OPS, "load_4 = x + 4", "load_4 = x + 40")
+SAME_LINE = change(PRISTINE, OPS, "load_4 = x + 4", "load_4 = x + 41")
+PATCHES = series_of(patch_of("theirs", PRISTINE, ONE), patch_of("ours", PRISTINE, SAME_LINE))
+SERIES = RecipeSeries(patches=PATCHES, policies=dict.fromkeys(("theirs", "ours"), PatchPolicy.REQUIRED))
+
+
+def test_a_patch_on_the_lines_of_an_earlier_one_names_it_and_the_way_out() -> None:
+    verdict = judge_recipe(SERIES, facts_of(PATCHES, PRISTINE), None)
+    assert [patch.displaced_by for patch in verdict.patches] == [None, "theirs"]
+    with pytest.raises(ConflictError) as caught:
+        refuse_blocked(verdict, SERIES, where="venv")
+    assert "theirs comes before it and changes these lines" in str(caught.value.found)
+    assert caught.value.hints == ("run again with --without-patch theirs, which leaves it out",)
+
+
+def test_a_conflict_with_the_build_itself_names_no_patch() -> None:
+    elsewhere = change(PRISTINE, OPS, "load_4 = x + 4", "load_4 = x + 99")
+    verdict = judge_series(PATCHES[1:], facts_of(PATCHES[1:], elsewhere, elsewhere))
+    assert [patch.displaced_by for patch in verdict.patches] == [None]
+    assert verdict.blocking
+
+
+def test_what_is_left_out_is_remembered_and_left_out_again() -> None:
+    rest = leave_out(SERIES, ["theirs"])
+    assert [item.patch.id for item in rest.patches] == ["ours"]
+    assert rest.left_out == (LeftOut(id="theirs", omission=Omission.ASKED),)
+    assert str(rest.left_out[0]) == "theirs: left out by --without-patch"
+    assert leave_out_again(SERIES, rest.left_out) == rest
+    assert not judge_recipe(rest, facts_of(PATCHES, PRISTINE), None).blocking
+
+
+def test_a_replaced_patch_is_not_asked_for_again() -> None:
+    replaced = LeftOut(id="theirs", omission=Omission.REPLACED, by="ours")
+    assert str(replaced) == "theirs: replaced by ours"
+    assert leave_out_again(SERIES, [replaced]) == SERIES
+
+
+def test_leaving_out_what_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="no patch 'nobodys'"):
+        leave_out(SERIES, ["nobodys"])
+
+
+def test_a_patch_that_the_build_has_is_refused_only_where_that_is_asked() -> None:
+    patches = series_of(patch_of("merged", PRISTINE, ONE))
+    series = RecipeSeries(patches=patches, policies={"merged": PatchPolicy.REQUIRED})
+    verdict = judge_recipe(series, facts_of(patches, ONE, ONE), None)
+    refuse_blocked(verdict, series, where="venv")
+    with pytest.raises(ConflictError, match="the build has some of the patches already"):
+        refuse_merged(verdict, where="venv")
