@@ -14,7 +14,7 @@ _OWN_FRAME = re.compile(r"/(?:vllm|torch|transformers_modules)/")
 # What ends a process without a traceback of its own.
 _DEATH = re.compile(
     r"(?:died|exited) unexpectedly|Segmentation fault|Segfault encountered|Fatal Python error|^terminate called after|"
-    r"^(?:Killed|Aborted|Bus error)\b|code=(?:killed|dumped)|code=exited, status=[1-9]|^[\w./ ]+: error: "
+    r"^(?:Killed|Aborted|Bus error)\b|code=(?:killed|dumped)|code=exited, status=[1-9]|^(?:vllm(?: \w+)?|\w+\.py): error: "
 )
 _FATAL = re.compile(r"EngineCore encountered a fatal error|EngineCore failed to start|Application startup failed")
 # Said by a process that only heard of another's failure.
@@ -23,7 +23,10 @@ _HEARSAY = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed"
 )
 _INTERRUPT = re.compile(r"(?:\w+\.)*(?:KeyboardInterrupt|SystemExit|CancelledError)\b")
-_STOP = re.compile(r"^(?:INFO:\s+)?Shutting down\.?$")
+_STOP = re.compile(
+    r"^(?:INFO:\s+)?Shutting down\.?$|"
+    r"\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger received signal)"
+)
 _STAGES = (
     (re.compile(r"Starting to load model|Loading safetensors checkpoint shards"), "loading weights"),
     (re.compile(r"Loading weights took|Model loading took"), "profiling memory"),
@@ -64,6 +67,8 @@ def stage_at_end(lines: Sequence[LogLine]) -> str:
 def _signs(lines: Sequence[LogLine], region: range) -> Iterator[Failure]:
     for index in region:
         text = lines[index].text
+        if lines[index].level in {"DEBUG", "INFO"}:
+            continue  # It may quote a request.
         if _TRACEBACK.search(text):
             yield from _read_traceback(lines, index)
         elif _BARE_EXCEPTION.match(text) or _DEATH.search(text) or _FATAL.search(text):

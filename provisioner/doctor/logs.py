@@ -316,12 +316,11 @@ class Run:
 
     def ready_at(self) -> int:
         """Index of the line at which requests can come; the length of the run where it never got there."""
-        return self.first(_READY)
+        return self.first(_READY, len(self.lines))
 
-    def first(self, pattern: re.Pattern[str]) -> int:
-        """Index of the first line that shows ``pattern``; the length of the run where none does."""
-        found = (index for index, line in enumerate(self.lines) if pattern.search(line.text))
-        return next(found, len(self.lines))
+    def first(self, pattern: re.Pattern[str], end: int) -> int:
+        """Index of the first line before ``end`` that shows ``pattern``; ``end`` where none does."""
+        return next((index for index in range(end) if pattern.search(self.lines[index].text)), end)
 
     def quote(self, index: int) -> str:
         """A line as evidence."""
@@ -337,15 +336,13 @@ def shorten(line: str) -> str:
 
 def _window(phase: Phase, run: Run) -> range:
     ready = run.ready_at()
-    loaded = min(run.first(_LOADED), ready)
-    capturing = min(run.first(_CAPTURING), ready)
     match phase:
         case Phase.WEIGHTS:
-            return range(loaded)
+            return range(run.first(_LOADED, ready))
         case Phase.PROFILING:
-            return range(loaded, capturing)
+            return range(run.first(_LOADED, ready), run.first(_CAPTURING, ready))
         case Phase.CAPTURE:
-            return range(capturing, ready)
+            return range(run.first(_CAPTURING, ready), ready)
         case Phase.LOAD:
             return range(ready)
         case Phase.SERVING:
@@ -356,8 +353,16 @@ def _window(phase: Phase, run: Run) -> range:
             assert_never(phase)
 
 
+def _is_routine(text: str) -> bool:
+    """Most of a long log: a request that was answered, a report of throughput."""
+    return 'HTTP/1.1" 200 ' in text or "Avg prompt throughput: " in text
+
+
 def _lines_of(symptom: Symptom, run: Run, failure: Failure | None) -> list[int]:
-    found = [index for index in _window(symptom.phase, run) if symptom.pattern.search(run.lines[index].text)]
+    window = _window(symptom.phase, run)
+    found = [
+        index for index in window if not _is_routine(text := run.lines[index].text) and symptom.pattern.search(text)
+    ]
     if not symptom.near_failure:
         return found
     if failure is None:

@@ -94,6 +94,7 @@ CORPUS = {
     "healthy": None,
     "killed-while-loading": "ended-while-loading",
     "model-length-too-large": "bad-argument",
+    "stopped-in-a-terminal": None,
     "truncated-weights": "unknown-failure",
     "unknown-tool-parser": "unknown-failure",
     "wrong-quantization": "bad-argument",
@@ -166,6 +167,7 @@ def test_the_root_is_the_innermost_exception_of_the_process_that_failed_first():
     "lines",
     [
         [TRACE, "RuntimeError: something else"],
+        [TRACE, '  File "/v/vllm/x.py", line 1, in f'],
         ["(EngineCore pid=9) ERROR 11-30 10:01:00 [core.py:1349] EngineCore encountered a fatal error."],
         ["(APIServer pid=7) ERROR 11-30 10:01:00 [core_client.py:1] Engine core proc EngineCore died unexpectedly"],
         ["Dec 07 11:40:09 rig systemd[1]: vllm.service: Main process exited, code=killed, status=9/KILL"],
@@ -183,6 +185,12 @@ def test_a_failure_after_ready_is_a_finding(lines):
     [
         ["ERROR:    Exception in ASGI application", "Traceback (most recent call last):", "ValueError: a bad request"],
         ["INFO:     Shutting down", TRACE, "RuntimeError: cancelled"],
+        [
+            "(APIServer pid=7) INFO 12-07 11:45:44 [launcher.py:254] [shutdown] API server: shutdown triggered",
+            "(APIServer pid=7) WARNING 12-07 11:45:44 [core_client.py:817] [shutdown] MPClient: engine core exited "
+            "unexpectedly; starting cleanup",
+        ],
+        ["(APIServer pid=7) INFO 12-07 11:45:44 [logger.py:51] Received request: prompt: 'Segmentation fault, why?'"],
         [TRACE, "KeyboardInterrupt"],
         ["(Worker pid=8) WARNING 11-30 10:01:00 [x.py:1] Traceback (most recent call last):", "ImportError: optional"],
     ],
