@@ -33,6 +33,7 @@ def own_home(leaves_nothing: None, tmp_path_factory: pytest.TempPathFactory, mon
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("provisioner.index.connections._contexts", {})  # what certificates are trusted, by their file
     return home
 
 

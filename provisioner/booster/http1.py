@@ -12,6 +12,8 @@ from provisioner.booster.headers import RawHeaders
 
 _WITHOUT_BODY: Final = frozenset({204, 304})
 _LINE_LIMIT: Final = 8 << 10
+_LONGEST_LENGTH: Final = 18
+_HEX_DIGITS: Final = b"0123456789abcdefABCDEF"
 
 
 class MalformedAnswerError(Exception):
@@ -79,10 +81,13 @@ def framing_of(method: str, head: AnswerHead) -> BodyFraming:
     coding = head.find(b"transfer-encoding")
     if coding is not None and coding.lower().endswith(b"chunked"):
         return ChunkedBody()
-    length = head.find(b"content-length")
-    if length is None:
+    lengths = {value for name, value in head.headers if name.lower() == b"content-length"}
+    if not lengths:
         return BodyUntilEnd()
-    if not length.isdigit():
+    if len(lengths) > 1:  # RFC 9112, 6.3: two readers may each believe another one
+        raise MalformedAnswerError("two different Content-Lengths")
+    (length,) = lengths
+    if not length.isdigit() or len(length) > _LONGEST_LENGTH:
         raise MalformedAnswerError("a Content-Length that is no number")
     return SizedBody(int(length))
 
@@ -193,10 +198,8 @@ class ChunkedBody:
 
 
 def _parse_size(line: bytes) -> int:
-    try:
-        size = int(line.partition(b";")[0] if b";" in line else line, 16)
-    except ValueError:
-        raise MalformedAnswerError("a chunk's size that is no number") from None
-    if size < 0:
+    digits = line.partition(b";")[0].rstrip(b" \t") if b";" in line else line
+    # RFC 9112, 7.1: 1*HEXDIG. Python's int takes signs, underscores, spaces and "0x", too.
+    if not digits or digits.strip(_HEX_DIGITS):
         raise MalformedAnswerError("a chunk's size that is no number")
-    return size
+    return int(digits, 16)

@@ -9,7 +9,9 @@ from provisioner.counts import count_text
 
 
 def revert(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
+    recipe: Annotated[
+        str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path (default: the venv's own).")
+    ] = None,
     venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> int:
@@ -20,19 +22,24 @@ def revert(
     from dataclasses import asdict
 
     from provisioner.cli.shared import render
-    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.catalogue import open_recipe, recipe_of
     from provisioner.cli.shared.context import read_context
     from provisioner.environment.site import find_site
     from provisioner.environment.state import read_receipt
+    from provisioner.errors import UsageError
     from provisioner.pipeline.revert import revert as restore
     from provisioner.series.fork import find_series
-    from provisioner.series.policies import leave_out_again
 
-    wanted = open_recipe(recipe)
+    if recipe is not None:
+        wanted = open_recipe(recipe)
+    elif venv is not None:
+        wanted = recipe_of(venv.expanduser().absolute(), "revert")
+    else:
+        raise UsageError("name a recipe or an environment", hints=("provision status", "provision revert --venv DIR"))
     folder = read_context().venv(wanted, venv)
     site = find_site(folder, wanted.distribution)
     receipt = read_receipt(site.state_dir)
-    series = leave_out_again(find_series(wanted, folder, site.version), receipt.left_out if receipt else ())
+    series = find_series(wanted, folder, site.version, receipt.left_out if receipt else ())
     done = restore(wanted.distribution, series, folder)
     if as_json:
         files = [asdict(item) for item in done.files]

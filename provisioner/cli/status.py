@@ -1,6 +1,5 @@
 """``provision status``."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,10 +47,8 @@ def _complete(found: "Status", recipe: str | None) -> "Status":
 
 
 def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
-    from provisioner.cli.shared.catalogue import open_recipe
+    from provisioner.cli.shared.catalogue import open_recipe, recipe_of
     from provisioner.cli.shared.context import read_context
-    from provisioner.environment.state import read_owner, state_of
-    from provisioner.errors import UsageError
     from provisioner.resources import recipe_names
 
     context = read_context()
@@ -62,14 +59,7 @@ def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
         known = [open_recipe(name) for name in recipe_names()]
         return [(item, context.venv(item, None)) for item in known if context.venv(item, None).exists()]
     folder = venv.expanduser().absolute()
-    owner = read_owner(state_of(folder))
-    if owner is None:
-        raise UsageError(
-            "this environment was not made by provision; name the recipe to judge it by",
-            where=str(folder),
-            hints=(f"provision status RECIPE --venv {shlex.quote(str(folder))}", "provision recipes"),
-        )
-    return [(open_recipe(owner.recipe), folder)]
+    return [(recipe_of(folder, "status"), folder)]
 
 
 def describe(status: "Status") -> dict[str, Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from provisioner.cli.shared.context import Context
     from provisioner.documents.lock import Lock, LockScope
+    from provisioner.documents.policy import LeftOut
     from provisioner.documents.receipt import Receipt
     from provisioner.documents.recipe import Recipe
     from provisioner.gpu.report import VerifyReport
@@ -49,6 +50,10 @@ RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to mak
 Rebuild = Annotated[
     bool, typer.Option("--rebuild", help="Replace an environment that holds another build or edited files.")
 ]
+Adopt = Annotated[bool, typer.Option("--adopt", help="Take over an environment that uv or pip made.")]
+Sync = Annotated[
+    bool, typer.Option("--sync", help="Bring the packages of an environment that was taken over to the lock's.")
+]
 Downgrade = Annotated[bool, typer.Option("--downgrade", help="Let --rebuild replace it by an older build.")]
 IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
 Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI address or number in bus order.")]
@@ -57,9 +62,9 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check
 
 
 ForkDir = Annotated[
-    Path | None, typer.Option(help="The fork's checkout; made if it is not there.", rich_help_panel="Fork")
+    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel="Fork")
 ]
-ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from.", rich_help_panel="Fork")]
+ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel="Fork")]
 ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel="Fork")]
 ForkAny = Annotated[
     bool,
@@ -106,6 +111,8 @@ class UpOptions:
     require_lock: bool
     rebuild: bool
     downgrade: bool
+    adopt: bool
+    sync: bool
     index_url: str | None
     as_json: bool
     gpu: str | None
@@ -140,6 +147,8 @@ def up(
     require_lock: RequireLock = False,
     rebuild: Rebuild = False,
     downgrade: Downgrade = False,
+    adopt: Adopt = False,
+    sync: Sync = False,
     index_url: IndexUrl = None,
     as_json: AsJson = False,
     gpu: Gpu = None,
@@ -179,14 +188,30 @@ def _run(options: UpOptions, fork: ForkOptions) -> int:
     if options.from_bundle is not None:
         return _run_unplugged(options.from_bundle, context, options, fork)
     wanted = open_recipe(options.recipe)
+    left_out = _left_out(wanted, options)
     check_platform()
     wish, venv = _choose_place(wanted, context, options, fork)
+    if options.adopt:
+        _insist_on_environment(venv)
     writes = not (options.dry_run or options.check)
     lock = context.lock(wanted, _scope(options), _first_use(options, writes=writes))
-    series = _open_series(wanted, wish, lock.build.version, writes=writes)
+    series = _open_series(wanted, wish, lock.build.version, left_out, writes=writes)
     request = _ask(wanted, lock, series, venv, context.locked_wheel(lock), options)
-    request = replace(request, adopts=wish is not None, fetch_wheel=context.wheel_file(lock))
+    adopts = request.adopts or wish is not None
+    request = replace(request, adopts=adopts, fork_any=fork.fork_any, fetch_wheel=context.wheel_file(lock))
     return _answer(request, context, options)
+
+
+def _insist_on_environment(venv: Path) -> None:
+    from provisioner.environment.site import venv_python
+    from provisioner.errors import EnvironmentConflictError
+
+    if not venv_python(venv).exists():
+        raise EnvironmentConflictError(
+            "there is no environment to take over",
+            where=str(venv),
+            hints=(f"to make one: provision up RECIPE --venv {shlex.quote(str(venv))}",),
+        )
 
 
 def _refuse_contradictions(options: UpOptions) -> None:
@@ -198,6 +223,10 @@ def _refuse_contradictions(options: UpOptions) -> None:
         )
     if options.reapply_patches and options.keep_patches:
         raise UsageError("--reapply-patches takes every other patch out and --keep-patches keeps them; name one")
+    if options.adopt and (options.rebuild or options.python is not None):
+        raise UsageError("--adopt keeps the environment that is there, so it goes with neither --rebuild nor --python")
+    if options.sync and options.bare:
+        raise UsageError("--sync installs the dependencies that --bare leaves out; name one")
 
 
 def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
@@ -205,6 +234,7 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
     from provisioner.bundles.use import insist_on_host, insist_on_recipe, open_bundle, unpacking
     from provisioner.errors import UsageError
     from provisioner.pipeline.preflight import check_platform
+    from provisioner.series.policies import leave_out
     from provisioner.series.recipe import open_series
 
     bundle = open_bundle(bundle_file.expanduser().absolute())
@@ -218,7 +248,7 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
         raise UsageError("a fork does not travel in a bundle", where=wanted.where, hints=("--without-fork",))
     with unpacking(bundle, context.home.cache / "bundles") as unpacked:
         lock = bundle.lock()
-        series = open_series(wanted, lock.build.version, unpacked.patches())
+        series = leave_out(open_series(wanted, lock.build.version, unpacked.patches()), _left_out(wanted, options))
         request = _ask(wanted, lock, series, venv, unpacked.open_wheel, options)
         request = replace(
             request,
@@ -240,12 +270,13 @@ def _ask(
     """What the command line asks for, with packages from the user's index."""
     from provisioner.pipeline.execute import Request
     from provisioner.pipeline.user_patches import with_beside
+    from provisioner.series.policies import require_left_out
 
-    wanted = _leave_out(series, recipe, options)
+    require_left_out(series, options.without_patch or ())
     return Request(
         recipe=recipe,
         lock=lock,
-        series=with_beside(wanted, venv, recipe.distribution) if options.keep_patches else wanted,
+        series=with_beside(series, venv, recipe.distribution) if options.keep_patches else series,
         strict=options.strict,
         venv=venv,
         python=options.python,
@@ -253,15 +284,20 @@ def _ask(
         reapply=options.reapply_patches,
         open_wheel=open_wheel,
         environ=os.environ,
+        adopts=options.adopt,
+        sync=options.sync,
     )
 
 
-def _leave_out(series: "RecipeSeries", recipe: "Recipe", options: UpOptions) -> "RecipeSeries":
-    """The series without the patches that the user leaves out; what the recipe requires needs a second word."""
-    from provisioner.errors import UsageError
-    from provisioner.series.policies import leave_out
+def _left_out(recipe: "Recipe", options: UpOptions) -> "tuple[LeftOut, ...]":
+    """The patches that the user leaves out.
 
-    ids = options.without_patch or []
+    Raises UsageError for one that the recipe requires, unless the result need not be as it says.
+    """
+    from provisioner.documents.policy import LeftOut, Omission
+    from provisioner.errors import UsageError
+
+    ids = tuple(dict.fromkeys(options.without_patch or ()))
     required = [name for name in ids if name in recipe.required]
     if required and not options.not_as_recipe:
         raise UsageError(
@@ -269,7 +305,7 @@ def _leave_out(series: "RecipeSeries", recipe: "Recipe", options: UpOptions) -> 
             where="--without-patch",
             hints=("add --not-as-recipe; the environment is then not as the recipe says, and serve refuses it",),
         )
-    return leave_out(series, ids)
+    return tuple(LeftOut(id=name, omission=Omission.ASKED) for name in ids)
 
 
 def _answer(request: "Request", context: "Context", options: UpOptions) -> int:
@@ -350,8 +386,6 @@ def _choose_place(
         raise UsageError("the recipe has no fork, so its options do not go with it", where=recipe.where)
     if fork.without_fork and fork != ForkOptions(without_fork=True):
         raise UsageError("--without-fork does not go with other options of the fork")
-    if fork.fork_dir is not None and fork.fork_url is not None:
-        raise UsageError("--fork-dir names a checkout and --fork-url a place to clone; name one")
     folder, venv = find_places(recipe, context, options.venv, fork.fork_dir, without_fork=fork.without_fork)
     if folder is None:
         return None, venv
@@ -360,20 +394,28 @@ def _choose_place(
     return wish, venv
 
 
-def _open_series(recipe: "Recipe", wish: "ForkWish | None", version: "Version", *, writes: bool) -> "RecipeSeries":
+def _open_series(
+    recipe: "Recipe",
+    wish: "ForkWish | None",
+    version: "Version",
+    left_out: "tuple[LeftOut, ...]",
+    *,
+    writes: bool,
+) -> "RecipeSeries":
     from provisioner.cli.shared.progress import open_reporter
     from provisioner.series.fork import obtain_checkout, open_fork_series, peek_checkout, unknown_replaced
+    from provisioner.series.policies import leave_out
     from provisioner.series.recipe import open_series
 
     if wish is None or recipe.fork is None:
-        return open_series(recipe, version)
+        return leave_out(open_series(recipe, version), left_out)
     with open_reporter() as reporter:
         take = obtain_checkout if writes else peek_checkout
         checkout = take(recipe.fork, wish, reporter)
         _warn_of_drafter(recipe, wish.folder, reporter)
         for name in unknown_replaced(recipe.fork, checkout):
             reporter.warn(f"the recipe replaces {name}, which this checkout does not have")
-    return open_fork_series(recipe, checkout, version, overlay=wish.overlay)
+    return open_fork_series(recipe, checkout, version, overlay=wish.overlay, left_out=left_out)
 
 
 def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> None:

@@ -1,6 +1,7 @@
 """What a recipe asks of a patch, and what became of one that it names. Judging patches needs no more of it. Pure."""
 
 from enum import StrEnum
+from typing import assert_never
 
 from provisioner.records import dataclass
 
@@ -18,6 +19,7 @@ class Omission(StrEnum):
 
     REPLACED = "replaced"
     ASKED = "asked"
+    NO_OVERLAY = "no-overlay"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,4 +31,12 @@ class LeftOut:
     by: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.id}: replaced by {self.by}" if self.by else f"{self.id}: left out by --without-patch"
+        match self.omission:
+            case Omission.REPLACED:
+                return f"{self.id}: replaced by {self.by}"
+            case Omission.ASKED:
+                return f"{self.id}: left out by --without-patch"
+            case Omission.NO_OVERLAY:
+                return f"{self.id}: left out by --without-overlay"
+            case _:
+                assert_never(self.omission)

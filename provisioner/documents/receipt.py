@@ -58,9 +58,10 @@ class Receipt:
 
     ``bare`` tells that the dependencies were left out. ``packages`` has the version of each package that the lock
     wanted, empty for one known by its URL alone; there are none where the packages are not ours. ``record`` is the
-    digest of RECORD's shipped rows, None where nobody kept it. ``verification`` is the path-free summary of the last
-    check on a card, or None where there was none. ``left_out`` are patches of the series that are not applied, with the
-    reason. ``created`` is an ISO 8601 time in UTC.
+    digest of RECORD's shipped rows, None where nobody kept it. ``fork_any``: the fork's checkout was taken as it was,
+    whatever its commit and edits. ``verification`` is the path-free summary of the last check on a card, or None where
+    there was none. ``left_out`` are patches of the series that are not applied, with the reason. ``created`` is an ISO
+    8601 time in UTC.
     """
 
     created: str
@@ -76,6 +77,7 @@ class Receipt:
     bare: bool = False
     packages: Mapping[str, str] = field(default_factory=dict)
     record: Digest | None = None
+    fork_any: bool = False
     verification: Mapping[str, Any] | None = field(default=None)
     left_out: tuple[LeftOut, ...] = ()
 
@@ -120,6 +122,7 @@ def parse_receipt(text: str, *, where: str) -> Receipt:
         bare=table.take_or("bare", bool, False),
         packages=table.take_strings("packages"),
         record=table.take_optional("record", str),
+        fork_any=table.take_or("fork_any", bool, False),
         verification=table.take_optional("verification", dict),
         left_out=tuple(_parse_left_out(entry) for entry in table.take_tables("left_out")),
     )

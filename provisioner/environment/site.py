@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 from provisioner.errors import EnvironmentConflictError, InvalidReceiptError
 from provisioner.records import dataclass
 from provisioner.tables import load_json
+from provisioner.transaction.folders import canonical
 from provisioner.wheels.record import Record, parse_record
 
 STATE_FOLDER = ".provision"
@@ -129,6 +130,7 @@ def find_site(venv: Path, distribution: str = "vllm") -> Site:
         (folder, info) for folder in interpreter.site_packages for info in _distribution_folders(folder, distribution)
     ]
     folder, dist_info = _single(found, distribution, where=str(venv))
+    _refuse_elsewhere(venv, folder)
     _refuse_editable(dist_info)
     _refuse_shadow(interpreter, folder)
     return _read_site(distribution, folder, dist_info, venv / STATE_FOLDER, prefix=venv, interpreter=interpreter)
@@ -205,6 +207,17 @@ def _install_hints(place: Path, distribution: str) -> tuple[str, ...]:
     if venv_python(place).exists():
         return (f"uv pip install --python {shown} {distribution}", f"uv pip list --python {shown}")
     return (f"ls -d {shown}/*.dist-info",)
+
+
+def _refuse_elsewhere(venv: Path, folder: Path) -> None:
+    if not canonical(folder).is_relative_to(canonical(venv)):
+        raise EnvironmentConflictError(
+            "a link leads from the environment to packages elsewhere",
+            where=str(folder),
+            expected=f"a folder under {canonical(venv)}",
+            found=str(canonical(folder)),
+            hints=(f"name the folder itself: provision patch check --site-packages {shlex.quote(str(folder))}",),
+        )
 
 
 def _refuse_editable(dist_info: Path) -> None:

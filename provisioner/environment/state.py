@@ -2,16 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioner.digests import digest_of
 from provisioner.documents.patched_wheel import FACTS_NAME, PatchedWheel, parse_patched_wheel
 from provisioner.documents.receipt import FILE_NAME, Receipt, parse_receipt, print_receipt
 from provisioner.environment.site import STATE_FOLDER, Site
 from provisioner.errors import InvalidReceiptError
-from provisioner.files import write_whole
 from provisioner.records import dataclass
 from provisioner.tables import Table, load_json
+from provisioner.transaction.folders import OBJECTS_NAME, look_at, make_state_folder, read_file, state_file, write_whole
+from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from provisioner.transaction.transaction import Recovery
 
 OWNER_FILE = "environment.json"
 OWNER_SCHEMA = "provision/environment/1"
@@ -21,7 +26,8 @@ OWNER_SCHEMA = "provision/environment/1"
 class Owner:
     """Written before anything else, so that an interrupted first run leaves an environment that is known as ours.
 
-    ``adopted`` tells that others made it: its packages are left as they are, and only patches are ours.
+    ``adopted`` tells that others made it: its packages are left as they are unless a run is told to bring them to the
+    lock's, and only patches are ours.
     """
 
     recipe: str
@@ -52,9 +58,9 @@ def read_owner(state_dir: Path) -> Owner | None:
 
     Raises InvalidReceiptError for a file that is not understood.
     """
-    path = state_dir / OWNER_FILE
+    path = state_file(state_dir, OWNER_FILE)
     try:
-        values = load_json(path.read_text(encoding="utf-8"))
+        values = load_json(read_file(path).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -74,12 +80,12 @@ def read_owner(state_dir: Path) -> Owner | None:
 def write_owner(state_dir: Path, owner: Owner) -> None:
     """Mark the environment as ours."""
     values = {"schema": OWNER_SCHEMA, "recipe": owner.recipe, "tool": owner.tool, "adopted": owner.adopted}
-    write_whole(state_dir / OWNER_FILE, (json.dumps(values, indent=2) + "\n").encode())
+    write_whole(make_state_folder(state_dir) / OWNER_FILE, (json.dumps(values, indent=2) + "\n").encode())
 
 
 def has_receipt(state_dir: Path) -> bool:
     """Whether the environment was proven once."""
-    return (state_dir / FILE_NAME).exists()
+    return look_at(state_file(state_dir, FILE_NAME)) is not None
 
 
 def read_receipt(state_dir: Path) -> Receipt | None:
@@ -87,9 +93,9 @@ def read_receipt(state_dir: Path) -> Receipt | None:
 
     Raises InvalidReceiptError for one that is not understood.
     """
-    path = state_dir / FILE_NAME
+    path = state_file(state_dir, FILE_NAME)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -103,14 +109,29 @@ def read_receipt(state_dir: Path) -> Receipt | None:
 
 def write_receipt(state_dir: Path, receipt: Receipt) -> None:
     """Write the receipt, whole or not at all."""
-    write_whole(state_dir / FILE_NAME, print_receipt(receipt).encode())
+    write_whole(make_state_folder(state_dir) / FILE_NAME, print_receipt(receipt).encode())
 
 
 def objects_of(state_dir: Path) -> ObjectStore:
     """The bytes kept with the environment."""
-    return ObjectStore(folder=state_dir / "objects")
+    return ObjectStore(folder=state_file(state_dir, OBJECTS_NAME))
 
 
 def state_of(venv: Path) -> Path:
     """The state folder of a virtual environment."""
     return venv / STATE_FOLDER
+
+
+def recover_site(site: Site) -> "Recovery | None":
+    """Put an interrupted transaction of ``site`` right. The caller holds the environment.
+
+    Raises what :func:`provisioner.transaction.transaction.recover` does; InvalidReceiptError.
+    """
+    if not is_interrupted(site.state_dir):
+        return None
+    from provisioner.transaction.transaction import recover
+
+    receipt = read_receipt(site.state_dir)
+    entries = [file for patch in receipt.patches for file in patch.files] if receipt is not None else []
+    made = frozenset(file.path for file in entries if file.before is None)
+    return recover(site.site_packages, site.state_dir, record=site.record, made=made)

@@ -165,6 +165,12 @@ def sync_requirements(uv: Uv, python: Path, requirements: Path, *, reporter: Rep
     _install(uv, arguments, reporter)
 
 
+def add_requirements(uv: Uv, python: Path, requirements: Path, *, reporter: Reporter) -> None:
+    """The same, with whatever else is installed left alone."""
+    arguments = ["pip", "install", "--require-hashes", "--strict", "--python", str(python)]
+    _install(uv, [*arguments, "--requirements", str(requirements)], reporter)
+
+
 def choose_python(uv: Uv, choice: PythonChoice, environ: Mapping[str, str]) -> ChosenPython:
     """The preferred Python if one is found, else the newest supported one.
 
@@ -313,9 +319,10 @@ def _follow(uv: Uv, arguments: Sequence[str], reporter: Reporter, *, timeout: fl
     clock = threading.Timer(timeout, process.kill)
     clock.start()
     try:
-        for line in process.stderr:
-            lines.append(line)
-            reporter.detail(line.rstrip())
+        with process.stderr:
+            for line in process.stderr:
+                lines.append(line)
+                reporter.detail(line.rstrip())
         status = process.wait()
     finally:
         _end(process, clock)

@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from provisioner.environment.site import Site
-from provisioner.files import write_whole
+from provisioner.errors import ConflictError
 from provisioner.tables import load_json
+from provisioner.transaction.folders import opened, read_file, state_file, state_folder, write_whole
 
 FILE_NAME = "verified.json"
 SCHEMA = "provision/verified/1"
@@ -35,8 +36,8 @@ SIZE, CTIME = 0, 2
 def read_verified(site: Site) -> Mapping[str, Identity]:
     """What each source looked like when its bytes were as RECORD says; empty where nothing is known for this RECORD."""
     try:
-        values = load_json((site.state_dir / FILE_NAME).read_bytes())
-    except (OSError, ValueError):
+        values = load_json(read_file(state_file(site.state_dir, FILE_NAME)))
+    except (OSError, ConflictError, ValueError):
         return {}
     if not isinstance(values, dict) or (values.get("schema"), values.get("record")) != _key(site):
         return {}
@@ -54,8 +55,8 @@ def keep_verified(site: Site, files: Mapping[str, Identity], *, began: int) -> N
         return
     schema, record = _key(site)
     text = json.dumps({"schema": schema, "record": record, "files": kept}, separators=(",", ":"))
-    with suppress(OSError):
-        write_whole(site.state_dir / FILE_NAME, text.encode())
+    with suppress(OSError, ConflictError):
+        write_whole(state_file(site.state_dir, FILE_NAME), text.encode())
 
 
 def is_settled(identity: Identity, began: int) -> bool:
@@ -87,9 +88,12 @@ def read_clock(folder: Path) -> int | None:
     import tempfile
 
     try:
-        with tempfile.TemporaryFile(dir=folder) as stream:
-            return os.fstat(stream.fileno()).st_ctime_ns
-    except OSError:
+        with (
+            opened(state_folder(folder)) as descriptor,
+            tempfile.TemporaryFile(dir=f"/proc/self/fd/{descriptor}") as file,
+        ):
+            return os.fstat(file.fileno()).st_ctime_ns
+    except (OSError, ConflictError):
         return None
 
 

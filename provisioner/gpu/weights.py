@@ -129,6 +129,13 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self._stream = path.open("rb", buffering=0)
+        try:
+            self._read_header(path)
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _read_header(self, path: Path) -> None:
         size = path.stat().st_size
         length = int.from_bytes(self._stream.read(8), "little")
         if not 0 < length <= min(size - 8, MOST_HEADER_BYTES):

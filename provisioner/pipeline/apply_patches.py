@@ -10,7 +10,7 @@ from provisioner import __version__
 from provisioner.digests import digest_of
 from provisioner.documents.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.environment.site import Site
-from provisioner.environment.state import objects_of, read_receipt, write_receipt
+from provisioner.environment.state import objects_of, read_receipt, recover_site, write_receipt
 from provisioner.errors import CannotObtainError, NotRestoredError, RestoredError
 from provisioner.patching.model import (
     FileVerdict,
@@ -23,6 +23,7 @@ from provisioner.pipeline.evaluate import (
     InstalledTree,
     Judgement,
     gather,
+    insist_on_python,
     is_unknown,
     judge_by_policy,
     judge_installed,
@@ -61,7 +62,8 @@ def apply(
 
     Where all is true already nothing is opened for writing. Where a patch stands in the way nothing is written, and the
     judgement says so; with ``reset``, files that hold foreign bytes, part of a patch or an older text of one count as
-    shipped. Raises what a transaction raises, and BusyError.
+    shipped. Raises ConflictError where the series makes a file that is no Python, what a transaction raises, and
+    BusyError.
     """
     site = tree.site
     looked = _look(tree, sources, reset=reset)
@@ -69,13 +71,14 @@ def apply(
         return Application(judgement=looked.judgement)
     # Here, so that a run which finds nothing to do loads nothing of it.
     from provisioner.transaction.lockfile import hold_environment
-    from provisioner.transaction.transaction import execute, recover
+    from provisioner.transaction.transaction import execute
 
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
-        recovery = recover(site.site_packages, site.state_dir)
+        recovery = recover_site(site)
         looked = _look(tree, sources, reset=reset)
         if looked.judgement.verdict.blocking:
             return Application(judgement=looked.judgement, recovery=recovery)
+        judgement = insist_on_python(site, looked.judgement, looked.steps)
         with _nothing_written(site):
             _keep(site, looked)
         files = execute(
@@ -86,7 +89,7 @@ def apply(
             may_create=frozenset(looked.judgement.verdict.final),
         )
         record_in_receipt(site, _make_receipt(site, looked))
-    return Application(judgement=looked.judgement, files=files, recovery=recovery)
+    return Application(judgement=judgement, files=files, recovery=recovery)
 
 
 def record_in_receipt(site: Site, receipt: Receipt) -> None:

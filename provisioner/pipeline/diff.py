@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def _with_wheel(tree: InstalledTree, facts: Mapping[str, FileFacts]) -> dict[str
             where=next(path for path, fact in facts.items() if is_unknown(fact)),
             hints=(f"name the wheel: --wheel pypi:{tree.version.public}, or the path of a .whl file",),
         )
-    return gather_facts(tree.site, facts, objects=objects_of(tree.site.state_dir), wheel=tree.open_wheel())
+    with closing(tree.open_wheel()) as wheel:
+        return gather_facts(tree.site, facts, objects=objects_of(tree.site.state_dir), wheel=wheel)
 
 
 def _added_files(site: Site) -> Iterator[str]:

@@ -1,16 +1,18 @@
 """A series of patches judged on one tree of files: installed, or a wheel that is not."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.documents.patched_wheel import PatchedWheel
 from provisioner.documents.policy import PatchPolicy
 from provisioner.documents.receipt import AppliedPatch
-from provisioner.environment.facts import PristineSource, gather_facts, shipped_facts
+from provisioner.environment.facts import gather_facts, shipped_facts
 from provisioner.environment.site import Site
 from provisioner.environment.state import objects_of, read_patched_wheel, read_receipt
 from provisioner.errors import CannotObtainError
@@ -26,7 +28,9 @@ from provisioner.patching.model import (
     Verdict,
     paths_of,
 )
+from provisioner.patching.plan import foreign_paths, make_plan
 from provisioner.patching.series import judge_series, learn_cuts, touched_paths
+from provisioner.patching.steps import FileStep
 from provisioner.records import dataclass
 from provisioner.resources import patches_folder
 from provisioner.series.sources import PatchSource
@@ -37,7 +41,7 @@ from provisioner.wheels.record import Record
 if TYPE_CHECKING:
     from provisioner.index.lazy import Wheel
 
-OpenWheel = Callable[[], PristineSource]
+OpenWheel = Callable[[], "Wheel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +113,7 @@ class Judgement:
 
 
 def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
-    """Judge a series on a tree and write nothing.
+    """Judge a series on a tree and write nothing. Raises ConflictError where it makes a file that is no Python.
 
     On an installed tree the patches that its receipt lists, and that stand there, come first. The bytes as shipped are
     fetched only where something stands in the way and they could tell more.
@@ -120,7 +124,28 @@ def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
             facts = shipped_facts(record, touched_paths([source.series for source in sources]), wheel)
             return _judgement(tree, judge_by_policy(sources, facts, record), facts, sources)
         case InstalledTree():
-            return judge_installed(tree, with_applied(tree.site, sources))
+            judgement = judge_installed(tree, with_applied(tree.site, sources))
+            if judgement.verdict.blocking:
+                return judgement
+            return insist_on_python(tree.site, judgement, make_plan(judgement.verdict, judgement.facts).steps)
+
+
+def insist_on_python(site: Site, judgement: Judgement, steps: Sequence[FileStep]) -> Judgement:
+    """The judgement, with a note where no Python is known that could compile the files that ``steps`` write.
+
+    Raises ConflictError, with file and line, where one is no Python.
+    """
+    # Here, so that a run which writes nothing loads nothing of it.
+    from provisioner.environment.syntax import compiler_of, refuse_broken_python, written_sources
+
+    if not written_sources(steps):
+        return judgement
+    python = compiler_of(site)
+    if python is None:
+        note = "whether the changed files compile was not checked: nobody knows which Python imports this folder"
+        return replace(judgement, notes=(*judgement.notes, note))
+    refuse_broken_python(python, steps, judgement.verdict)
+    return judgement
 
 
 def with_applied(site: Site, sources: Sequence[PatchSource]) -> tuple[PatchSource, ...]:
@@ -241,12 +266,13 @@ def gather(
     tree: InstalledTree, sources: Sequence[PatchSource], open_wheel: OpenWheel | None = None
 ) -> dict[str, FileFacts]:
     """What stands at the files of the series; ``open_wheel`` gives the bytes as shipped that are not at hand."""
-    return gather_facts(
-        tree.site,
-        touched_paths([source.series for source in sources]),
-        objects=objects_of(tree.site.state_dir),
-        wheel=open_wheel() if open_wheel else None,
-    )
+    with closing(open_wheel()) if open_wheel else nullcontext() as wheel:
+        return gather_facts(
+            tree.site,
+            touched_paths([source.series for source in sources]),
+            objects=objects_of(tree.site.state_dir),
+            wheel=wheel,
+        )
 
 
 def judge_by_policy(sources: Sequence[PatchSource], facts: Mapping[str, FileFacts], record: Record) -> SeriesVerdict:
@@ -290,6 +316,21 @@ def _paths_judged(
         for path in paths_of(change)
     }
     return tuple(sorted(paths))
+
+
+def nearest_texts(verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> tuple[str, ...]:
+    """For each file with bytes of no known state the state that is nearest, in a line for people."""
+    edits = [_describe_edit(path, verdict, facts) for path in foreign_paths(verdict)]
+    return tuple(
+        f"{edit.path}: nearest to {edit.nearest}, {count_text(_changed_lines(edit.difference), 'line')} apart"
+        for edit in edits
+        if edit.nearest is not None and edit.difference
+    )
+
+
+def _changed_lines(difference: bytes) -> int:
+    lines = difference.splitlines()
+    return sum(line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---") for line in lines)
 
 
 def _is_edited(path: str, verdict: SeriesVerdict, facts: Mapping[str, FileFacts]) -> bool:

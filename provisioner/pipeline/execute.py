@@ -35,13 +35,21 @@ from provisioner.environment.state import (
     objects_of,
     read_owner,
     read_receipt,
+    recover_site,
     state_of,
     write_owner,
     write_receipt,
 )
+from provisioner.environment.syntax import refuse_broken_python
 from provisioner.environment.unlisted import find_unlisted, removal_of
 from provisioner.environment.uv import VenvLayout
-from provisioner.errors import EnvironmentConflictError, ForeignBytesError, HashMismatchError, ProvisionError
+from provisioner.errors import (
+    ConflictError,
+    EnvironmentConflictError,
+    ForeignBytesError,
+    HashMismatchError,
+    ProvisionError,
+)
 from provisioner.patching.diff import print_patch
 from provisioner.patching.model import FileFacts, SeriesPatch, SeriesVerdict
 from provisioner.patching.plan import make_plan, steps_to
@@ -54,12 +62,14 @@ from provisioner.pipeline.inspect import (
     Installed,
     Occupied,
     Unfinished,
+    compare_packages,
     differing_packages,
     find_place,
     inspect_environment,
     is_replaceable,
     is_whole,
     refuse_other_build,
+    reinstall_command,
     wanted_packages,
 )
 from provisioner.pipeline.plan import (
@@ -81,6 +91,7 @@ from provisioner.pipeline.user_patches import patches_beside, save_texts
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
 from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked, refuse_merged
+from provisioner.transaction.folders import make_state_folder
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import Holder, ReadOnlyError, hold_environment
 from provisioner.wheels.record import Record
@@ -98,7 +109,8 @@ class Request:
 
     ``open_wheel`` gives the locked wheel's pristine files and is called only where they are needed. ``bare`` leaves the
     dependencies out; ``reapply`` restores pristine files before the series is applied, whatever stands there;
-    ``adopts`` takes over an environment that others made; ``strict`` refuses a patch that the build has already.
+    ``adopts`` takes over an environment that others made, and ``sync`` brings its packages to the lock's; ``strict``
+    refuses a patch that the build has already. ``fork_any``: the fork's checkout was taken as it is.
     ``fetch_wheel`` gives the wheel of a commit build as a file, which is installed instead of the lock's public URL.
     ``fetch_links`` gives a folder that has every wheel; no index is asked then.
     """
@@ -113,6 +125,8 @@ class Request:
     open_wheel: "Callable[[], Wheel]"
     environ: Mapping[str, str]
     adopts: bool = False
+    sync: bool = False
+    fork_any: bool = False
     strict: bool = False
     fetch_wheel: Callable[[Reporter], Path] | None = None
     fetch_links: Callable[[Reporter], Path] | None = None
@@ -160,7 +174,7 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
     Where nothing is to be done, an environment that may not be written is as good as any. Raises a ProvisionError whose
     class says whether nothing was done, everything was restored, or not.
     """
-    _look_first(request)
+    _look_first(request, uv)
     _make_place(request.venv)
     try:
         return _provision_held(request, uv, reporter)
@@ -200,13 +214,16 @@ def _find_settled(request: Request, uv: uv_room.Uv) -> Outcome | None:
     return Outcome(receipt=receipt, verdict=plan.verdict, actions=())
 
 
-def _look_first(request: Request) -> None:
-    """Refuse what can be refused before anything is made, the lock file among it."""
+def _look_first(request: Request, uv: uv_room.Uv) -> None:
+    """Refuse what can be refused before anything is made, the lock file among it.
+
+    All that can be wrong with an environment that others made is: a refusal leaves no trace in it.
+    """
     match find_place(request.venv, request.recipe.distribution, adopts=request.adopts):
         case Absent() | Unfinished():
             check_disk(request.venv, BARE_ENVIRONMENT_BYTES if request.bare else FULL_ENVIRONMENT_BYTES)
         case Occupied(owner=None):
-            _inspect(request)
+            plan_environment(request, uv)
         case Occupied():
             pass  # looked at when it is held, since it may change until then
 
@@ -218,6 +235,7 @@ def _plan_new(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
     facts = shipped_facts(record, touched_paths(request.series.patches), wheel)
     verdict = _judge(request, facts, record)
     steps = make_plan(verdict, facts).steps
+    refuse_broken_python(python.executable, steps, verdict)
     version = ".".join(map(str, python.version))
     actions: tuple[Action, ...] = (
         CreateEnvironment(venv=str(request.venv), python=f"{version} ({python.executable})"),
@@ -244,15 +262,18 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
     facts = _gather(request, site)
     verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
+    refuse_broken_python(venv_python(request.venv), steps, verdict)
     actions: list[Action] = []
     if isinstance(found, Adoptable):
-        actions.append(AdoptEnvironment(venv=str(request.venv)))
+        actions.append(_adoption(request, site))
     if is_interrupted(site.state_dir):
         actions.append(RecoverTransaction())
     differing = _differing(request, found)
     if differing:
         actions.append(InstallPackages(count=len(differing), reasons=differing))
-    else:
+    if isinstance(found, Adoptable):
+        _prove_others(request, site)
+    elif not differing:
         _prove_standing(request, site)
     actions += _going(request, site)
     if steps:
@@ -266,7 +287,7 @@ def _plan_existing(request: Request, found: Installed | Adoptable) -> Environmen
 def _make_place(venv: Path) -> None:
     """Make the folder, so that a place where none can be made is named before anything else happens."""
     try:
-        state_of(venv).mkdir(parents=True, exist_ok=True)
+        make_state_folder(state_of(venv))
     except OSError as error:
         raise EnvironmentConflictError(
             "no environment can be made here",
@@ -288,10 +309,8 @@ def _held(venv: Path, reporter: Reporter) -> Iterator[None]:
 def _recover(found: Found, reporter: Reporter) -> list[Action]:
     if not isinstance(found, Installed | Adoptable) or not is_interrupted(found.site.state_dir):
         return []
-    from provisioner.transaction.transaction import recover
-
     reporter.stage("recover an interrupted change")
-    recover(found.site.site_packages, found.site.state_dir)
+    recover_site(found.site)
     return [RecoverTransaction()]
 
 
@@ -302,24 +321,29 @@ def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter)
         case Installed():
             return _install_missing(request, found, uv, reporter)
         case Adoptable(site=site):
-            refuse_other_build(site, request.lock)
-            reporter.stage(f"take over {request.venv} with its packages as they are")
+            adoption = _adoption(request, site)
+            reporter.stage(describe_action(adoption))
             write_owner(site.state_dir, Owner(recipe=request.recipe.name, tool=__version__, adopted=True))
-            return Installation(actions=(AdoptEnvironment(venv=str(request.venv)),))
+            installation = _install_missing(request, found, uv, reporter)
+            return replace(installation, actions=(adoption, *installation.actions))
+
+
+def _adoption(request: Request, site: Site) -> AdoptEnvironment:
+    return AdoptEnvironment(venv=str(request.venv), differing=compare_packages(site, _locked_packages(request, site)))
 
 
 def _differing(request: Request, found: Installed | Adoptable) -> tuple[str, ...]:
     """Packages to install: none where the dependencies are left out or are somebody else's."""
-    if isinstance(found, Adoptable):
-        return ()
-    return differing_packages(found.site, _own_packages(request, found.site))
+    wanted = _locked_packages if request.sync else _own_packages
+    return differing_packages(found.site, wanted(request, found.site))
 
 
 def _own_packages(request: Request, site: Site) -> dict[str, str]:
-    owner = read_owner(site.state_dir)
-    if request.bare or owner is None or owner.adopted:
-        return {}
-    return wanted_packages(request.lock, site.python)
+    return _locked_packages(request, site) if is_replaceable(site) else {}
+
+
+def _locked_packages(request: Request, site: Site) -> dict[str, str]:
+    return {} if request.bare else wanted_packages(request.lock, site.python)
 
 
 def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Installation:
@@ -338,7 +362,9 @@ def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Instal
     return Installation(actions=(created, InstallPackages(count=count)), ahead=ahead)
 
 
-def _install_missing(request: Request, found: Installed, uv: uv_room.Uv, reporter: Reporter) -> Installation:
+def _install_missing(
+    request: Request, found: Installed | Adoptable, uv: uv_room.Uv, reporter: Reporter
+) -> Installation:
     refuse_other_build(found.site, request.lock)
     differing = _differing(request, found)
     if not differing:
@@ -362,6 +388,10 @@ def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> "Ahead":
     with tempfile.TemporaryDirectory(prefix="provision-") as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(text, encoding="utf-8")
+        owner = read_owner(state_of(request.venv))
+        if owner is not None and owner.adopted:
+            uv_room.add_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
+            return {}
         _forget_parts(request.venv)
         with reading_ahead(request.venv, request.lock.build.filename) as read:
             uv_room.sync_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
@@ -408,6 +438,46 @@ def _prove_standing(request: Request, site: Site) -> None:
     findings = peek_sources(site, skip=judged)
     if findings:
         raise _record_error(site, findings, fresh=False)
+    if not is_replaceable(site):
+        _refuse_other_torch(request, site)
+
+
+def _prove_others(request: Request, site: Site) -> None:
+    """What nobody has proven yet: RECORD by the wheel's own, every file but the series' by RECORD, and torch."""
+    shipped = request.open_wheel().record().shipped_digest
+    if site.record.shipped_digest != shipped:
+        raise ForeignBytesError(
+            f"RECORD is not that of the lock's {site.distribution}, so it proves nothing",
+            where=str(site.dist_info / "RECORD"),
+            expected=f"{shipped} for the rows of the wheel",
+            found=site.record.shipped_digest,
+            hints=(reinstall_command(site, request.lock.build.version),),
+        )
+    judged = _judged_paths(request, site)
+    _refuse_shadowing(site, judged)
+    findings = check_files(site, skip=judged)
+    if findings:
+        raise _record_error(site, findings, fresh=False)
+    _refuse_other_torch(request, site)
+
+
+def _refuse_other_torch(request: Request, site: Site) -> None:
+    """The torch that the distribution was built against, or none at all where the dependencies are left out."""
+    locked, found = request.lock.build, read_torch(site.site_packages)
+    if request.bare or request.sync or locked.torch is None:
+        return
+    if found and versions_agree(found.version, locked.torch) and locked.torch_cuda in (None, found.cuda):
+        return
+    raise EnvironmentConflictError(
+        f"torch is not the one that {site.distribution} {site.version} is built for",
+        where=str(site.site_packages / "torch"),
+        expected=f"{locked.torch} with CUDA {locked.torch_cuda}",
+        found=f"{found.version} with CUDA {found.cuda}" if found else "no torch",
+        hints=(
+            "run the same command with --sync, to install the lock's packages",
+            "run the same command with --bare, to leave the dependencies out of the proof",
+        ),
+    )
 
 
 def _insist_on_shipped_rows(request: Request, site: Site, *, fresh: bool) -> None:
@@ -443,6 +513,8 @@ def _refuse_shadowing(site: Site, judged: Collection[str]) -> None:
 
 
 def _remove_command(site: Site) -> str:
+    if not is_replaceable(site):
+        return reinstall_command(site, site.version)
     return f"rm -r {shlex.quote(str(site.prefix))}, then run the same command again"
 
 
@@ -462,11 +534,15 @@ def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: boo
     shown = [f"{finding.path}: {finding.found or 'missing'}" for finding in findings[:5]]
     more = [f"and {len(findings) - 5} more"] if len(findings) > 5 else []
     error = HashMismatchError if fresh else ForeignBytesError
-    clean = uv_room.name_command("cache", "clean", site.distribution)
     mend = _remove_command(site) if fresh else _mend_command(site)
-    # Without a receipt the files were never right, and a new install from the same cache would be as wrong.
-    from_cache = fresh or read_receipt(site.state_dir) is None
-    hints = (f"{clean}: a file in uv's cache was changed in place", mend) if from_cache else (mend,)
+    if not is_replaceable(site):
+        hints: tuple[str, ...] = (f"provision patch diff --venv {shlex.quote(str(site.prefix))}", mend)
+    elif fresh or read_receipt(site.state_dir) is None:
+        # The files were never right, and a new install from the same cache would be as wrong.
+        clean = uv_room.name_command("cache", "clean", site.distribution)
+        hints = (f"{clean}: a file in uv's cache was changed in place", mend)
+    else:
+        hints = (mend,)
     return error(
         f"{count_text(len(findings), 'installed file is', 'installed files are')} not as RECORD says",
         where=str(site.site_packages),
@@ -481,6 +557,7 @@ def _patch(request: Request, site: Site, reporter: Reporter) -> tuple[list[Actio
     facts = _gather(request, site)
     verdict = _judge(request, facts, site.record, read_receipt(site.state_dir))
     steps = (*make_plan(verdict, facts).steps, *_plan_leftovers(request, site))
+    refuse_broken_python(venv_python(request.venv), steps, verdict)
     going = _going(request, site)
     for action in going:
         saved = save_texts(site, action.ids, site.state_dir)
@@ -523,7 +600,13 @@ def _judge(
         # The series may have changed since: what still has the bytes that we left is not somebody else's edit.
         own = {path: _as_shipped(fact) if _is_as_left(fact, former) else fact for path, fact in considered.items()}
         verdict = judge_recipe(request.series, own, record)
-    refuse_blocked(verdict, request.series, where=str(request.venv))
+    try:
+        refuse_blocked(verdict, request.series, where=str(request.venv))
+    except ConflictError as error:
+        from provisioner.pipeline.evaluate import nearest_texts
+
+        error.found = "\n".join(filter(None, (error.found, *nearest_texts(verdict, facts))))
+        raise
     if request.strict:
         refuse_merged(verdict, where=str(request.venv))
     return verdict
@@ -650,6 +733,7 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict, standing
         bare=request.bare and kept is None,
         packages=kept.packages if kept else _own_packages(request, site),
         record=site.record.shipped_digest,
+        fork_any=request.fork_any,
         verification=former.verification if former else None,
         left_out=request.series.left_out,
     )

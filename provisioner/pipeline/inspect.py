@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 from provisioner.documents.lock import Lock, marker_environment
 from provisioner.environment.site import STATE_FOLDER, Site, find_site, venv_python
 from provisioner.environment.state import Owner, has_receipt, read_owner, state_of
+from provisioner.environment.uv import name_command
 from provisioner.errors import EnvironmentConflictError
 from provisioner.records import dataclass
 
@@ -89,9 +90,9 @@ def find_place(venv: Path, distribution: str, *, adopts: bool = False) -> Absent
         return Occupied(venv=venv, owner=owner) if holds else Unfinished(venv=venv, owner=owner)
     if _is_empty(venv):
         return Absent(venv=venv)
-    if adopts and found:
+    if adopts and venv_python(venv).exists():
         return Occupied(venv=venv, owner=None)
-    raise _not_ours(venv)
+    raise _not_ours(venv, adoptable=bool(found))
 
 
 def wanted_packages(lock: Lock, python: str | None) -> dict[str, str]:
@@ -105,6 +106,20 @@ def differing_packages(site: Site, wanted: Mapping[str, str]) -> tuple[str, ...]
 
     Only names are read. Packages that nobody wants do not count.
     """
+    installed = _installed_versions(site)
+    return tuple(sorted(name for name, version in wanted.items() if not _is_installed(installed.get(name), version)))
+
+
+def compare_packages(site: Site, wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """The same packages, each with the version that is there and the wanted one, for people."""
+    installed = _installed_versions(site)
+    return tuple(
+        f"{name} {installed.get(name, 'is not installed')} (lock: {wanted[name]})"
+        for name in differing_packages(site, wanted)
+    )
+
+
+def _installed_versions(site: Site) -> dict[str, str]:
     installed: dict[str, str] = {}
     with os.scandir(site.site_packages) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(".dist-info")]
@@ -112,13 +127,22 @@ def differing_packages(site: Site, wanted: Mapping[str, str]) -> tuple[str, ...]
         project, _, version = name.removesuffix(".dist-info").rpartition("-")
         if is_whole(site.site_packages / name):
             installed[canonicalize_name(project)] = version
-    return tuple(sorted(name for name, version in wanted.items() if not _is_installed(installed.get(name), version)))
+    return installed
 
 
 def is_replaceable(site: Site) -> bool:
     """Whether a rebuild may replace the environment for files that somebody edited: not one that others made."""
     owner = read_owner(site.state_dir)
     return owner is not None and not owner.adopted
+
+
+def reinstall_command(site: Site, version: Version) -> str:
+    """The command that brings the distribution's own files, in an environment that others made, back as shipped."""
+    python = site.interpreter.executable if site.interpreter else "PYTHON"
+    name = site.distribution
+    return name_command(
+        "pip", "install", "--python", str(python), "--no-deps", "--reinstall-package", name, f"{name}=={version}"
+    )
 
 
 def is_other_build(site: Site, lock: Lock) -> bool:
@@ -140,7 +164,7 @@ def refuse_other_build(site: Site, lock: Lock) -> None:
         where=str(site.prefix or site.site_packages),
         expected=str(lock.build.version),
         found=str(site.version),
-        hints=("run the same command with --rebuild, to replace it", "choose another place with --venv DIR"),
+        hints=_ways_to(site, lock, "--rebuild, to replace it"),
     )
 
 
@@ -153,8 +177,15 @@ def refuse_downgrade(site: Site, lock: Lock) -> None:
         where=str(site.prefix or site.site_packages),
         expected=str(lock.build.version),
         found=str(site.version),
-        hints=("run the same command with --rebuild --downgrade, to go back", "choose another place with --venv DIR"),
+        hints=_ways_to(site, lock, "--rebuild --downgrade, to go back"),
     )
+
+
+def _ways_to(site: Site, lock: Lock, rebuild: str) -> tuple[str, ...]:
+    """The ways to the lock's build; an environment that is not ours yet is not ours to replace."""
+    ours = read_owner(site.state_dir) is not None
+    way = f"run the same command with {rebuild}" if ours else reinstall_command(site, lock.build.version)
+    return way, "choose another place with --venv DIR"
 
 
 def is_whole(dist_info: Path) -> bool:
@@ -185,8 +216,12 @@ def _folder_name(distribution: str) -> str:
     return distribution.replace("-", "_")
 
 
-def _not_ours(venv: Path) -> EnvironmentConflictError:
-    patch = f"provision patch apply RECIPE --venv {shlex.quote(str(venv))}"
+def _not_ours(venv: Path, *, adoptable: bool) -> EnvironmentConflictError:
+    place = shlex.quote(str(venv))
+    ways = (
+        f"to take over what others made: provision up RECIPE --venv {place} --adopt",
+        f"to patch it and no more: provision patch apply RECIPE --venv {place}",
+    )
     return EnvironmentConflictError(
         "the folder exists and was not made by provision"
         if venv.is_dir()
@@ -194,6 +229,6 @@ def _not_ours(venv: Path) -> EnvironmentConflictError:
         where=str(venv),
         hints=(
             "choose another place with --venv DIR",
-            *([f"to patch an environment made elsewhere: {patch}"] if venv_python(venv).exists() else ()),
+            *(ways if adoptable else ()),
         ),
     )

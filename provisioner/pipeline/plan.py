@@ -26,9 +26,11 @@ class CreateEnvironment:
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptEnvironment:
-    """Take over an environment that others made; its packages stay as they are."""
+    """Take over an environment that others made. ``differing`` names the packages that are not the lock's, with the
+    version that is there and the locked one; they stay unless the plan installs packages, too."""
 
     venv: str
+    differing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +101,10 @@ def describe_action(action: Action) -> str:
             return "recover an interrupted change"
         case CreateEnvironment(venv=venv, python=python):
             return f"create {venv} with Python {python}"
-        case AdoptEnvironment(venv=venv):
-            return f"take over {venv} with its packages as they are"
+        case AdoptEnvironment(venv=venv, differing=differing):
+            count = count_text(len(differing), "package is", "packages are")
+            listed = "\n  ".join(("", *differing))
+            return f"take over {venv} with its packages" + (f"; {count} not the lock's:{listed}" if differing else "")
         case InstallPackages(count=count, reasons=reasons):
             shown = ", ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
             return f"install {count_text(count, 'package')} from the lock" + (

@@ -1,20 +1,25 @@
 """Back to the files as shipped."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner.environment.facts import gather_facts
 from provisioner.environment.integrity import check_record
 from provisioner.environment.site import Site, find_site
-from provisioner.environment.state import objects_of, read_receipt, state_of, write_receipt
+from provisioner.environment.state import objects_of, read_receipt, recover_site, state_of, write_receipt
 from provisioner.errors import EnvironmentConflictError, ForeignBytesError, NotRestoredError
-from provisioner.patching.plan import plan_revert
+from provisioner.patching.plan import plan_revert, plan_without
 from provisioner.patching.series import judge_series, touched_paths
+from provisioner.pipeline.evaluate import InstalledTree
 from provisioner.pipeline.execute import WAIT_SECONDS
+from provisioner.pipeline.revert_patches import describe_standing
+from provisioner.pipeline.user_patches import user_sources
 from provisioner.series.policies import RecipeSeries
+from provisioner.series.sources import PatchSource
 from provisioner.transaction.lockfile import hold_environment
-from provisioner.transaction.transaction import FileOutcome, execute, recover
+from provisioner.transaction.transaction import FileOutcome, execute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,9 @@ class Reverted:
 def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
     """Restore every file of the series to its bytes as shipped, remove what the series created, and prove RECORD.
 
-    Raises ForeignBytesError where a file is in no state of the series; EnvironmentConflictError where there is nothing.
+    Patches of the user's own stay, with their entries in the receipt. Raises ForeignBytesError where a file is in no
+    state of the series; ConflictError where one of the user's patches needs one of the series; EnvironmentConflictError
+    where there is nothing.
     """
     if not state_of(venv).is_dir():
         raise EnvironmentConflictError(
@@ -37,27 +44,33 @@ def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
         )
     with hold_environment(state_of(venv), wait_seconds=WAIT_SECONDS):
         site = find_site(venv, distribution)
-        recover(site.site_packages, site.state_dir)
-        outcomes = _restore(series, site)
-        _forget_patches(site)
-        others = _prove(series, site)
+        recover_site(site)
+        staying = user_sources(site, series)
+        outcomes = _restore(series, site, staying)
+        _forget_patches(site, staying)
+        others = _prove(series, site, staying)
     return Reverted(venv=venv, files=outcomes, others=others)
 
 
-def _restore(series: RecipeSeries, site: Site) -> tuple[FileOutcome, ...]:
-    facts = gather_facts(site, touched_paths(series.patches), objects=objects_of(site.state_dir))
-    verdict = judge_series(series.patches, facts, site.record)
+def _restore(series: RecipeSeries, site: Site, staying: Sequence[PatchSource]) -> tuple[FileOutcome, ...]:
+    patches = (*series.patches, *(source.series for source in staying))
+    facts = gather_facts(site, touched_paths(patches), objects=objects_of(site.state_dir))
+    verdict = judge_series(patches, facts, site.record)
+    going = [item.patch.id for item in series.patches]
     try:
-        steps = plan_revert(verdict, facts).steps
+        plan = plan_without(patches, verdict, facts, going, site.record) if staying else plan_revert(verdict, facts)
     except ForeignBytesError as error:
         raise _with_hints(error, site) from error
-    return execute(site.site_packages, site.state_dir, steps, record=site.record, may_create=frozenset(verdict.final))
+    return execute(
+        site.site_packages, site.state_dir, plan.steps, record=site.record, may_create=frozenset(verdict.final)
+    )
 
 
-def _forget_patches(site: Site) -> None:
+def _forget_patches(site: Site, staying: Sequence[PatchSource]) -> None:
     receipt = read_receipt(site.state_dir)
     if receipt is not None and receipt.patches:
-        write_receipt(site.state_dir, replace(receipt, patches=(), verification=None))
+        entries = describe_standing(InstalledTree(site=site), staying) if staying else ()
+        write_receipt(site.state_dir, replace(receipt, patches=entries, verification=None))
 
 
 def _with_hints(error: ForeignBytesError, site: Site) -> ForeignBytesError:
@@ -71,10 +84,12 @@ def _with_hints(error: ForeignBytesError, site: Site) -> ForeignBytesError:
     )
 
 
-def _prove(series: RecipeSeries, site: Site) -> tuple[str, ...]:
-    """Insist on RECORD for the series' files; the other sources that are not as it says."""
+def _prove(series: RecipeSeries, site: Site, staying: Sequence[PatchSource]) -> tuple[str, ...]:
+    """Insist on RECORD for the series' files, but for those of patches that stay, which the transaction proved; the
+    other sources that are not as it says."""
     touched = set(touched_paths(series.patches))
-    wrong = [item.path for item in check_record(site, python_only=True)]
+    patched = touched_paths([source.series for source in staying])
+    wrong = [item.path for item in check_record(site, skip=patched, python_only=True)]
     ours = [path for path in wrong if path in touched]
     if ours:
         raise NotRestoredError("files are not as RECORD says after the revert", where=", ".join(ours))

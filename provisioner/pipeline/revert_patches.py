@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from provisioner import __version__
-from provisioner.environment.state import read_receipt
+from provisioner.documents.receipt import AppliedPatch
+from provisioner.environment.state import read_receipt, recover_site
 from provisioner.errors import ConflictError, ForeignBytesError, UsageError
 from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.patching.plan import plan_revert, plan_without
@@ -22,7 +23,7 @@ from provisioner.pipeline.evaluate import (
 from provisioner.resources import stored_patch_names
 from provisioner.series.sources import PatchSource, near_names
 from provisioner.transaction.lockfile import Holder, hold_environment
-from provisioner.transaction.transaction import FileOutcome, Recovery, execute, is_interrupted, recover
+from provisioner.transaction.transaction import FileOutcome, Recovery, execute, is_interrupted
 from provisioner.wheels.record import Record
 
 
@@ -58,7 +59,7 @@ def withdraw(
         _refuse_unknown(ids, ())
         return Withdrawal(ids=(), files=(), remaining=(), absent=tuple(ids))
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
-        recovery = recover(site.site_packages, site.state_dir)
+        recovery = recover_site(site)
         series = with_applied(site, sources)
         applied = [source.id for source in series]
         _refuse_unknown(ids, applied)
@@ -132,9 +133,14 @@ def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> Non
     receipt = read_receipt(site.state_dir)
     if receipt is None:
         return
-    by_id = {source.id: source for source in staying}
-    standing = [patch for patch in judge_installed(tree, staying).verdict.patches if patch.verdict.remains]
-    patches = tuple(describe_applied(by_id[patch.id], patch) for patch in standing)
+    patches = describe_standing(tree, staying)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     kept = (*patches, *idle_patches(receipt, patches))
     record_in_receipt(site, replace(receipt, created=now, tool=__version__, patches=kept))
+
+
+def describe_standing(tree: InstalledTree, sources: Sequence[PatchSource]) -> tuple[AppliedPatch, ...]:
+    """Those of ``sources`` that are in the files now, as the receipt lists them."""
+    by_id = {source.id: source for source in sources}
+    standing = [patch for patch in judge_installed(tree, sources).verdict.patches if patch.verdict.remains]
+    return tuple(describe_applied(by_id[patch.id], patch) for patch in standing)

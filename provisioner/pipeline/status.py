@@ -33,10 +33,11 @@ from provisioner.pipeline.inspect import (
     differing_packages,
     inspect_environment,
     is_replaceable,
+    reinstall_command,
 )
 from provisioner.records import dataclass
 from provisioner.series.fork import find_series
-from provisioner.series.policies import leave_out_again, pristine_only
+from provisioner.series.policies import pristine_only
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import read_holder
 from provisioner.wheels.record import Record
@@ -171,7 +172,7 @@ def _hints_of_edits(recipe: Recipe, venv: Path, site: Site) -> tuple[str, ...]:
     """What mends files outside the series, and those of the series with them."""
     if is_replaceable(site):
         return (_up_command(recipe, venv, "--rebuild"),)
-    return (f"rm -r {shlex.quote(str(venv))}, then {_up_command(recipe, venv)}",)
+    return (reinstall_command(site, site.version), _up_command(recipe, venv))
 
 
 def _removal_hints(site: Site, unlisted: Unlisted) -> tuple[str, ...]:
@@ -276,7 +277,7 @@ def _omission_problems(recipe: Recipe, receipt: Receipt | None) -> tuple[str, ..
 
 
 def _judge(recipe: Recipe, venv: Path, site: Site, receipt: Receipt | None) -> tuple[PatchStatus, ...]:
-    series = leave_out_again(find_series(recipe, venv, site.version), receipt.left_out if receipt else ())
+    series = find_series(recipe, venv, site.version, receipt.left_out if receipt else ())
     added = [source.series for source in applied_sources(site) if source.id not in series.policies]
     patches = (*series.patches, *added)
     facts = gather_facts(site, touched_paths((*patches, *series.unwanted)), objects=objects_of(site.state_dir))

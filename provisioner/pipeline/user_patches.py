@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioner.documents.policy import PatchPolicy
 from provisioner.documents.receipt import Receipt
 from provisioner.environment.site import Site, find_site, venv_python
 from provisioner.environment.state import read_receipt, state_of
-from provisioner.files import write_whole
 from provisioner.patching.model import Verdict
 from provisioner.series.policies import RecipeSeries
+from provisioner.transaction.folders import make_state_folder, state_file, write_whole
+
+if TYPE_CHECKING:
+    from provisioner.series.sources import PatchSource
 
 TAKEN_OUT = "taken-out"
 
@@ -22,15 +26,22 @@ def patches_beside(receipt: Receipt | None, series: RecipeSeries) -> tuple[str, 
     return tuple(entry.id for entry in entries if entry.verdict == Verdict.APPLIED and entry.id not in own)
 
 
-def with_beside(series: RecipeSeries, venv: Path, distribution: str) -> RecipeSeries:
-    """The series and, after it, the patches that stand in ``venv`` beside it; each must hold."""
-    beside = patches_beside(read_receipt(state_of(venv)), series)
-    if not beside or not venv_python(venv).exists():
-        return series
-    # Here, since only a run that keeps or takes out patches needs it.
+def user_sources(site: Site, series: RecipeSeries) -> "tuple[PatchSource, ...]":
+    """The patches that are applied in ``site`` and that the series does not have, in order, with their texts."""
+    ids = patches_beside(read_receipt(site.state_dir), series)
+    if not ids:
+        return ()
+    # Here, since only a run that meets such patches needs it.
     from provisioner.pipeline.evaluate import recorded_sources
 
-    sources = [source for source in recorded_sources(find_site(venv, distribution)) if source.id in beside]
+    return tuple(source for source in recorded_sources(site) if source.id in ids)
+
+
+def with_beside(series: RecipeSeries, venv: Path, distribution: str) -> RecipeSeries:
+    """The series and, after it, the patches that stand in ``venv`` beside it; each must hold."""
+    if not patches_beside(read_receipt(state_of(venv)), series) or not venv_python(venv).exists():
+        return series
+    sources = user_sources(find_site(venv, distribution), series)
     required = {source.id: PatchPolicy.REQUIRED for source in sources}
     return replace(
         series,
@@ -46,6 +57,7 @@ def save_texts(site: Site, ids: Sequence[str], state_dir: Path) -> tuple[Path, .
     saved = []
     for source in recorded_sources(site):
         if source.id in ids:
+            make_state_folder(state_dir)
             path = saved_text(state_dir, source.id)
             write_whole(path, source.kept)
             saved.append(path)
@@ -54,4 +66,4 @@ def save_texts(site: Site, ids: Sequence[str], state_dir: Path) -> tuple[Path, .
 
 def saved_text(state_dir: Path, patch_id: str) -> Path:
     """Where the text of a patch that was taken out lies."""
-    return state_dir / TAKEN_OUT / f"{patch_id.replace('/', '-')}.patch"
+    return state_file(state_dir, TAKEN_OUT) / f"{patch_id.replace('/', '-')}.patch"

@@ -12,7 +12,6 @@ from provisioner.documents.recipe import Recipe, Serve
 from provisioner.environment.site import Site
 from provisioner.environment.state import objects_of, read_receipt, write_receipt
 from provisioner.errors import CardError, EnvironmentConflictError, UsageError
-from provisioner.files import write_whole
 from provisioner.gpu.devices import read_inventory, select_card
 from provisioner.gpu.model import Card
 from provisioner.gpu.report import (
@@ -32,6 +31,7 @@ from provisioner.pipeline.execute import WAIT_SECONDS
 from provisioner.progress import Reporter
 from provisioner.resources import patches_folder
 from provisioner.series.store import open_stored_patch, stored_ids
+from provisioner.transaction.folders import read_file, state_file, write_whole
 from provisioner.transaction.lockfile import hold_environment
 
 TOOL = f"provision {__version__}"
@@ -131,7 +131,7 @@ def allocator_of(recipe: Recipe | None) -> str | None:
 def record_report(site: Site, report: VerifyReport) -> None:
     """Keep the report, whole or not at all, and put its summary into the receipt where there is one."""
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS):
-        write_whole(site.state_dir / FILE_NAME, print_report(report).encode())
+        write_whole(state_file(site.state_dir, FILE_NAME), print_report(report).encode())
         receipt = read_receipt(site.state_dir)
         if receipt is not None:
             write_receipt(site.state_dir, replace(receipt, verification=summarize(report)))
@@ -139,9 +139,9 @@ def record_report(site: Site, report: VerifyReport) -> None:
 
 def read_summary(state_dir: Path) -> Summary | None:
     """The stored report's summary; None where there is none. Raises InvalidReceiptError for an unreadable one."""
-    path = state_dir / FILE_NAME
+    path = state_file(state_dir, FILE_NAME)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except FileNotFoundError:
         return None
     return parse_summary(text, where=str(path))

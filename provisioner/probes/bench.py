@@ -20,7 +20,7 @@ from provisioner.probes.workload import (
 )
 
 WARM_UP_TOKENS: Final = 8
-CALIBRATION_CHARACTERS: Final = (400, 1500)
+CALIBRATION_CHARACTERS: Final = (400, 1200)
 # The new text of a second turn, as a part of the first turn's context: 2K on 40K.
 NEW_TEXT_PART: Final = 20
 # A document may come out longer than wanted by this part where the server does not count it: a tokenizer is no ruler.

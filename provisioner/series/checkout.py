@@ -6,6 +6,7 @@ is decided by hashing it here, as everywhere in this project, so that no index f
 
 import hashlib
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ from provisioner.series.policies import FORK
 QUICK_SECONDS = 30
 CLONE_SECONDS = 600
 _NO_SUCH_COMMIT = ("not our ref", "couldn't find remote ref", "unable to find", "did not match any", "bad object")
+# The lines that name the object come first: what git and the other side say reaches us in any order.
+_DAMAGED = ("unable to read", "bad tree object", "not send all necessary objects", "repository corruption")
 # Nothing of the user's or the machine's git configuration, no prompts, no hooks, no file system monitor.
 _NEUTRAL = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.autocrlf=false")
 _NOT_OVERLAY = frozenset({".patch", ".md", ".sh", ".txt"})
@@ -90,7 +93,7 @@ def read_checkout(folder: Path, fork: ForkStack) -> Checkout:
     """Read an existing checkout. Raises EnvironmentConflictError for a folder that is no git checkout."""
     if not (folder / ".git").exists():
         raise EnvironmentConflictError(
-            "not a git checkout", where=str(folder), hints=(f"git clone {fork.url} {folder}", "--fork-url URL")
+            "not a git checkout", where=str(folder), hints=(f"git clone {fork.url} {folder}",)
         )
     commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip().decode("ascii")
     committed = _committed_files(folder)
@@ -120,7 +123,7 @@ def require_pinned(checkout: Checkout, fork: ForkStack, *, commit: str | None = 
             where=str(checkout.folder),
             expected=wanted,
             found=checkout.commit,
-            hints=(f"git -C {checkout.folder} checkout {wanted}", "--fork-any takes it as it is"),
+            hints=(f"git -C {checkout.folder} checkout {wanted}", _take_as_is(checkout)),
         )
     if checkout.edits:
         listed = ", ".join(f"{edit.path} ({edit.what})" for edit in checkout.edits[:5])
@@ -130,8 +133,12 @@ def require_pinned(checkout: Checkout, fork: ForkStack, *, commit: str | None = 
             where=str(checkout.folder),
             expected="the files as committed",
             found=listed + more,
-            hints=(f"git -C {checkout.folder} stash --include-untracked", "--fork-any takes it as it is"),
+            hints=(f"git -C {checkout.folder} stash --include-untracked", _take_as_is(checkout)),
         )
+
+
+def _take_as_is(checkout: Checkout) -> str:
+    return f"to take it as it is: provision up RECIPE --fork-dir {shlex.quote(str(checkout.folder))} --fork-any"
 
 
 def find_drafter(folder: Path, fork: ForkStack, environ: Mapping[str, str]) -> Path | None:
@@ -159,9 +166,9 @@ def blob_name(content: bytes) -> str:
 def _fetch_commit(work: Path, url: str, commit: str, timeout_seconds: float) -> None:
     # A single commit is little to fetch, but not every server gives one that no branch points at: then everything.
     try:
-        _git(work, ["fetch", "--quiet", "--depth", "1", "--no-tags", url, commit], timeout_seconds=timeout_seconds)
+        _fetch(work, url, ["--depth", "1", "--no-tags", url, commit], timeout_seconds)
     except NoSuchBuildError:
-        _git(work, ["fetch", "--quiet", url, "+refs/*:refs/fork/*"], timeout_seconds=timeout_seconds)
+        _fetch(work, url, [url, "+refs/*:refs/fork/*"], timeout_seconds)
         if not _has_commit(work, commit):
             raise NoSuchBuildError(
                 "the repository has no such commit",
@@ -169,6 +176,43 @@ def _fetch_commit(work: Path, url: str, commit: str, timeout_seconds: float) -> 
                 found=commit,
                 hints=("--fork-commit SHA", "--fork-dir DIR"),
             ) from None
+
+
+def _fetch(work: Path, url: str, arguments: list[str], timeout_seconds: float) -> None:
+    """Fetch, the only step in which a network may be at fault, and only where the repository is not on this machine."""
+    try:
+        _git(work, ["fetch", "--quiet", *arguments], timeout_seconds=timeout_seconds)
+    except _GitError as error:
+        if any(mark in error.text.lower() for mark in _NO_SUCH_COMMIT):
+            raise NoSuchBuildError(
+                "git has no such commit", where=url, found=error.found, hints=("--fork-commit SHA",)
+            ) from None
+        told = next((line for mark in _DAMAGED for line in error.text.splitlines() if mark in line), None)
+        if told is not None:
+            raise CannotObtainError(
+                "the repository is damaged: it lacks objects of the commit",
+                where=url,
+                found=told.strip(),
+                hints=(f"git -C {shlex.quote(_path_of(url))} fsck",) if _is_local(url) else ("--fork-url URL",),
+            ) from None
+        if _is_local(url):
+            raise CannotObtainError(
+                "no repository can be read here",
+                where=url,
+                found=error.found,
+                hints=(f"git -C {shlex.quote(_path_of(url))} log -1", "--fork-url URL"),
+            ) from None
+        raise NetworkError(
+            "git failed", where=url, found=error.found, hints=("--fork-dir DIR", "--without-fork")
+        ) from None
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith("file://") or Path(url).is_absolute() or Path(url).exists()
+
+
+def _path_of(url: str) -> str:
+    return url.removeprefix("file://")
 
 
 def _has_commit(work: Path, commit: str) -> bool:
@@ -202,16 +246,18 @@ def _run_git(arguments: list[str], *, where: str, timeout_seconds: float) -> byt
             f"git gave no answer in {timeout_seconds:.0f} s", where=where, hints=("--fork-dir DIR",)
         ) from None
     if done.returncode != 0:
-        raise _git_error(done.stderr.decode("utf-8", "replace").strip(), where)
+        raise _GitError(done.stderr.decode("utf-8", "replace").strip(), where)
     return done.stdout
 
 
-def _git_error(text: str, where: str) -> CannotObtainError:
-    last = text.splitlines()[-1] if text else "no message"
-    lowered = text.lower()
-    if any(mark in lowered for mark in _NO_SUCH_COMMIT):
-        return NoSuchBuildError("git has no such commit", where=where, found=last, hints=("--fork-commit SHA",))
-    return NetworkError("git failed", where=where, found=last, hints=("--fork-dir DIR", "--without-fork"))
+class _GitError(CannotObtainError):
+    """git ended with an error; ``text`` is all that it said."""
+
+    def __init__(self, text: str, where: str) -> None:
+        lines = text.splitlines() or ["no message"]
+        told = next((line for line in lines if "fatal: " in line), lines[-1])
+        super().__init__("git failed", where=where, found=told.strip(), hints=(f"git -C {shlex.quote(where)} status",))
+        self.text = text
 
 
 def _neutral_environment() -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A recipe's fork: its checkout found or made, and its patches, new files and ours as one series."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from provisioner.errors import EnvironmentConflictError, InvalidRecipeError, Usa
 from provisioner.patching.model import SeriesPatch
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
-from provisioner.series.policies import FORK, RecipeSeries
+from provisioner.series.policies import FORK, RecipeSeries, leave_out
 from provisioner.series.recipe import open_series
 
 if TYPE_CHECKING:
@@ -66,38 +67,53 @@ def peek_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> "Check
         return _read_pinned(folder, fork, wish)
 
 
-def open_fork_series(recipe: Recipe, checkout: "Checkout", version: Version, *, overlay: bool = True) -> RecipeSeries:
+def open_fork_series(
+    recipe: Recipe, checkout: "Checkout", version: Version, *, overlay: bool = True, left_out: Collection[LeftOut] = ()
+) -> RecipeSeries:
     """The whole series of a recipe with a fork, for one version. Raises what opening its two parts raises."""
-    return with_fork(open_series(recipe, version), recipe, checkout, overlay=overlay)
+    return with_fork(open_series(recipe, version), recipe, checkout, overlay=overlay, left_out=left_out)
 
 
-def with_fork(own: RecipeSeries, recipe: Recipe, checkout: "Checkout", *, overlay: bool = True) -> RecipeSeries:
-    """The fork's patches, its overlay and that one's patches, then the recipe's own; some of the fork's may be replaced
-    by one of those.
+def with_fork(
+    own: RecipeSeries,
+    recipe: Recipe,
+    checkout: "Checkout",
+    *,
+    overlay: bool = True,
+    left_out: Collection[LeftOut] = (),
+) -> RecipeSeries:
+    """The fork's patches, its overlay and that one's patches, then the recipe's own, without those that are left out.
 
-    Raises InvalidPatchError, with file and line, for a patch that is not understood; InvalidRecipeError where the
-    pinned commit has no patch that the recipe replaces.
+    What one of the recipe's own replaces is left out, too, unless that one is. Raises InvalidPatchError, with file and
+    line, for a patch that is not understood; InvalidRecipeError where the pinned commit has no patch that the recipe
+    replaces.
     """
-    from provisioner.patching.compare import patch_between
-
     fork = _require_fork(recipe)
     if checkout.commit == fork.commit:
         _refuse_unknown(recipe, unknown_replaced(fork, checkout))
-    replaced = {f"{FORK}/{name}": by for name, by in fork.replaced.items()}
-    patches = [_parse(patch, checkout, fork) for patch in checkout.patches if patch.id not in replaced]
-    if overlay and checkout.overlay:
-        files = {file.path: file.content for file in checkout.overlay}
-        patches.append(SeriesPatch(patch=patch_between({}, files, id=OVERLAY_ID, source=f"fork: {fork.overlay}")))
-        patches += [_parse(patch, checkout, fork) for patch in checkout.overlay_patches if patch.id not in replaced]
-    required = {item.patch.id: PatchPolicy.REQUIRED for item in patches}
-    found = {patch.id for patch in (*checkout.patches, *checkout.overlay_patches)}
-    left_out = [LeftOut(id=id_, omission=Omission.REPLACED, by=by) for id_, by in replaced.items() if id_ in found]
-    return replace(
-        own,
-        patches=(*patches, *own.patches),
-        policies={**required, **own.policies},
-        left_out=tuple(left_out),
-    )
+    patches = [_parse(patch, checkout, fork) for patch in checkout.patches]
+    added = _read_overlay(checkout, fork)
+    required = {item.patch.id: PatchPolicy.REQUIRED for item in (*patches, *added)}
+    whole = replace(own, patches=(*patches, *added, *own.patches), policies={**required, **own.policies})
+    asked = {item.id for item in left_out}
+    replaced = [
+        LeftOut(id=f"{FORK}/{name}", omission=Omission.REPLACED, by=by)
+        for name, by in fork.replaced.items()
+        if by not in asked
+    ]
+    unwanted = [] if overlay else [LeftOut(id=item.patch.id, omission=Omission.NO_OVERLAY) for item in added]
+    return leave_out(whole, (*replaced, *unwanted, *left_out))
+
+
+def _read_overlay(checkout: "Checkout", fork: ForkStack) -> list[SeriesPatch]:
+    """The new files as one patch, and the patches that come after it."""
+    from provisioner.patching.compare import patch_between
+
+    if not checkout.overlay:
+        return []
+    files = {file.path: file.content for file in checkout.overlay}
+    created = patch_between({}, files, id=OVERLAY_ID, source=f"fork: {fork.overlay}")
+    return [SeriesPatch(patch=created), *(_parse(patch, checkout, fork) for patch in checkout.overlay_patches)]
 
 
 def unknown_replaced(fork: ForkStack, checkout: "Checkout") -> tuple[str, ...]:
@@ -115,17 +131,18 @@ def _refuse_unknown(recipe: Recipe, names: tuple[str, ...]) -> None:
         )
 
 
-def find_series(recipe: Recipe, venv: Path, version: Version) -> RecipeSeries:
-    """The series of an environment that exists: with the fork's part where the environment lies in its checkout.
+def find_series(recipe: Recipe, venv: Path, version: Version, left_out: Collection[LeftOut] = ()) -> RecipeSeries:
+    """The series of an environment that exists, without what its receipt says was ``left_out``: with the fork's part
+    where the environment lies in its checkout.
 
     Raises what reading the checkout and the store raises.
     """
-    fork = recipe.fork
-    if fork is None or not (venv.parent / ".git").exists() or not (venv.parent / fork.launcher).is_file():
-        return open_series(recipe, version)
-    from provisioner.series.checkout import read_checkout  # most recipes have no fork
+    fork, own = recipe.fork, open_series(recipe, version)
+    if fork is not None and (venv.parent / ".git").exists() and (venv.parent / fork.launcher).is_file():
+        from provisioner.series.checkout import read_checkout  # most recipes have no fork
 
-    return open_fork_series(recipe, read_checkout(venv.parent, fork), version)
+        return with_fork(own, recipe, read_checkout(venv.parent, fork), left_out=left_out)
+    return leave_out(own, left_out)
 
 
 def _read_pinned(folder: Path, fork: ForkStack, wish: ForkWish) -> "Checkout":

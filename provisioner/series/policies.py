@@ -1,10 +1,10 @@
 """A recipe's patches as a series, judged by its policies."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from provisioner.counts import count_text
-from provisioner.documents.policy import LeftOut, Omission
+from provisioner.documents.policy import LeftOut
 from provisioner.documents.recipe import PatchPolicy
 from provisioner.errors import ConflictError, InvalidPatchError, UsageError
 from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
@@ -29,25 +29,23 @@ class RecipeSeries:
     left_out: tuple[LeftOut, ...] = ()
 
 
-def leave_out(series: RecipeSeries, ids: Collection[str]) -> RecipeSeries:
-    """The series without the patches called ``ids``, which it remembers.
-
-    Raises UsageError for an id that it does not have.
-    """
-    known = [item.patch.id for item in series.patches]
-    for wrong in sorted(set(ids) - set(known)):
-        raise UsageError(f"the series has no patch {wrong!r}", expected=", ".join(known), where="--without-patch")
+def leave_out(series: RecipeSeries, left_out: Iterable[LeftOut]) -> RecipeSeries:
+    """The series without these patches, as far as it has them; it remembers which it left out."""
+    known = {item.patch.id for item in series.patches}
+    going = {item.id: item for item in left_out if item.id in known}
     return replace(
         series,
-        patches=tuple(item for item in series.patches if item.patch.id not in ids),
-        left_out=(*series.left_out, *(LeftOut(id=name, omission=Omission.ASKED) for name in known if name in ids)),
+        patches=tuple(item for item in series.patches if item.patch.id not in going),
+        left_out=(*series.left_out, *going.values()),
     )
 
 
-def leave_out_again(series: RecipeSeries, left_out: Collection[LeftOut]) -> RecipeSeries:
-    """The series without the patches that a receipt says somebody asked to leave out, as far as it has them."""
-    asked = {item.id for item in left_out if item.omission is Omission.ASKED}
-    return leave_out(series, asked & {item.patch.id for item in series.patches})
+def require_left_out(series: RecipeSeries, ids: Iterable[str]) -> None:
+    """Raise UsageError for an id that is none of the patches which the series left out."""
+    left_out = {item.id for item in series.left_out}
+    for wrong in sorted(set(ids) - left_out):
+        known = ", ".join((*(item.patch.id for item in series.patches), *sorted(left_out)))
+        raise UsageError(f"the series has no patch {wrong!r}", expected=known, where="--without-patch")
 
 
 def judge_recipe(series: RecipeSeries, facts: Mapping[str, FileFacts], record: Record) -> SeriesVerdict:
@@ -72,7 +70,7 @@ def refuse_blocked(verdict: SeriesVerdict, series: RecipeSeries, *, where: str) 
     lines = [line for patch in blocking for line in explain_patch(patch)]
     error = InvalidPatchError if any(patch.verdict is Verdict.INVALID for patch in blocking) else ConflictError
     displacing = dict.fromkeys(patch.displaced_by for patch in blocking if patch.displaced_by is not None)
-    if any(patch.verdict is Verdict.FOREIGN for patch in blocking):
+    if any(patch.verdict.resettable for patch in blocking):
         hint = "run again with --reapply-patches to restore the files as shipped first"
     elif displacing:
         words = " ".join(f"--without-patch {name}" for name in displacing)

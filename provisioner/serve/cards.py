@@ -87,7 +87,7 @@ def judge_fit(card: Card, expected: CardExpectation | None, *, vendor: str | Non
         what="the recipe was validated on another card",
         evidence=(
             f"validated: {expected.name}, {expected.memory_gib} GB, {expected.memory_vendor}",
-            f"found: {card.name}, {gib:.0f} GB at {card.pci}" + (f", {found}" if found else ""),
+            f"this one: {card.name}, {gib:.0f} GB at {card.pci}" + (f", {found}" if found else ""),
         ),
         next=(f"provision {_RECIPE_OF_BIN[CardBin(found)]}",) if found else ("--memory-vendor hynix|samsung",),
     )

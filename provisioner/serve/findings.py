@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from provisioner.errors import ProvisionError
+
 
 class Severity(StrEnum):
     """``error``: the server would fail or do harm; ``warning``: it would run worse; ``note``: worth knowing."""
@@ -32,6 +34,12 @@ class Finding:
     what: str
     evidence: tuple[str, ...] = ()
     next: tuple[str, ...] = ()
+
+
+def evidence_of(error: ProvisionError) -> tuple[str, ...]:
+    """Where an error was met, and what was found there instead of what was expected."""
+    lines = (error.where, error.found, error.expected and f"expected {error.expected}")
+    return tuple(line for line in lines if line)
 
 
 def refusals(findings: Iterable[Finding]) -> tuple[Finding, ...]:

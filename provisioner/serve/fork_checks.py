@@ -6,7 +6,7 @@ from pathlib import Path
 from provisioner.documents.recipe import Recipe
 from provisioner.errors import ProvisionError
 from provisioner.series import checkout as forks
-from provisioner.serve.findings import Finding, Severity, Subject
+from provisioner.serve.findings import Finding, Severity, Subject, evidence_of
 
 
 def judge_checkout(recipe: Recipe, folder: Path) -> Iterator[Finding]:
@@ -21,7 +21,7 @@ def judge_checkout(recipe: Recipe, folder: Path) -> Iterator[Finding]:
             severity=Severity.WARNING,
             subject=Subject.ENVIRONMENT,
             what=error.what,
-            evidence=tuple(filter(None, (error.where, error.found and f"found: {error.found}"))),
+            evidence=evidence_of(error),
             next=error.hints,
         )
 

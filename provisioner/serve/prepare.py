@@ -9,7 +9,7 @@ from provisioner.documents.recipe import Recipe, Serve
 from provisioner.errors import ProvisionError
 from provisioner.serve.cards import CardView, choose, events_of, judge_events, judge_fit, judge_probe, read_kernel_log
 from provisioner.serve.cards import view_cards as look_at_cards
-from provisioner.serve.findings import Finding, Severity, Subject
+from provisioner.serve.findings import Finding, Severity, Subject, evidence_of
 from provisioner.serve.fork_checks import judge_checkout, judge_drafter
 from provisioner.serve.key import FoundKey, find_key, obtain_key
 from provisioner.serve.launch import (
@@ -94,7 +94,7 @@ def prepare(request: ServeRequest) -> Prepared:
     )
     findings = (
         *ready.findings,
-        *_judge_fork(request),
+        *_judge_fork(request, ready),
         *_judge_card(request, cards),
         *_judge_verification(request, ready, cards, launch),
         *key_findings,
@@ -165,7 +165,7 @@ def _find_key(request: ServeRequest) -> tuple[FoundKey | None, tuple[Finding, ..
             severity=Severity.ERROR,
             subject=Subject.COMMAND,
             what=error.what,
-            evidence=tuple(filter(None, (error.where, error.found))),
+            evidence=evidence_of(error),
             next=error.hints,
         )
         return None, (finding,)
@@ -189,7 +189,7 @@ def _judge_verification(request: ServeRequest, ready: Readiness, cards: CardView
     yield from judge_verification(ready.receipt.verification, changes, recipe=request.recipe.name)
 
 
-def _judge_fork(request: ServeRequest) -> Iterator[Finding]:
+def _judge_fork(request: ServeRequest, ready: Readiness) -> Iterator[Finding]:
     fork, folder = request.recipe.fork, request.fork_folder
     if fork is None or folder is None:
         return
@@ -203,7 +203,8 @@ def _judge_fork(request: ServeRequest) -> Iterator[Finding]:
             next=(mending_command(request),),
         )
         return
-    yield from judge_checkout(request.recipe, folder)
+    if ready.receipt is None or not ready.receipt.fork_any:
+        yield from judge_checkout(request.recipe, folder)
     speculation = request.variables.get("SPEC") or next(
         (variable.value for variable in request.serve.variables if variable.name == "SPEC"), None
     )

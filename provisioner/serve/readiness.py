@@ -13,7 +13,7 @@ from provisioner.environment.state import read_receipt
 from provisioner.errors import ProvisionError
 from provisioner.gpu.model import Card
 from provisioner.gpu.report import Change
-from provisioner.serve.findings import Finding, Severity, Subject
+from provisioner.serve.findings import Finding, Severity, Subject, evidence_of
 from provisioner.transaction.transaction import is_interrupted
 
 _MOST_FILES = 5
@@ -148,12 +148,7 @@ def _judge_recipe(recipe: Recipe, receipt: Receipt, mend: str) -> Iterator[Findi
 
 
 def _from_error(error: ProvisionError, mend: str) -> Finding:
-    evidence = [error.where] if error.where else []
-    if error.expected is not None:
-        evidence.append(f"expected: {error.expected}")
-    if error.found is not None:
-        evidence.append(f"found: {error.found}")
-    return _finding(error.code, Severity.ERROR, error.what, tuple(evidence), (*error.hints, mend))
+    return _finding(error.code, Severity.ERROR, error.what, evidence_of(error), (*error.hints, mend))
 
 
 def _finding(id_: str, severity: Severity, what: str, evidence: tuple[str, ...], act: tuple[str, ...]) -> Finding:

@@ -13,9 +13,10 @@ from typing import Protocol
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import RefusedTargetError
 from provisioner.records import dataclass
+from provisioner.transaction.folders import canonical, create_file, look_at, names_in, opened_parent, read_file
 
 _SECOND_NS = 1_000_000_000
-_COPY_MODE_MASK = 0o7777
+MODE_MASK = 0o777
 _OWNER_IS_NOT_OURS_TO_GIVE = frozenset({errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP})
 
 
@@ -46,44 +47,53 @@ class FileSystem(Protocol):
 
 
 class RealFileSystem:
-    """The operating system's."""
+    """The operating system's, at canonical paths: none of them goes through a link."""
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        return read_file(path)
 
     def create(self, path: Path, data: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        create_file(path, data)
 
     def chmod(self, path: Path, mode: int) -> None:
-        path.chmod(mode)
+        with opened_parent(path) as parent:
+            descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+            try:
+                os.fchmod(descriptor, mode & MODE_MASK)
+            finally:
+                os.close(descriptor)
 
     def chown(self, path: Path, uid: int, gid: int) -> None:
-        os.chown(path, uid, gid, follow_symlinks=False)
+        with opened_parent(path) as parent:
+            os.chown(path.name, uid, gid, dir_fd=parent, follow_symlinks=False)
 
     def set_mtime(self, path: Path, mtime_ns: int) -> None:
-        os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
+        with opened_parent(path) as parent:
+            os.utime(path.name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def fsync(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with opened_parent(path) as parent:
+            descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
-        source.replace(target)
+        with opened_parent(source) as from_folder, opened_parent(target) as to_folder:
+            os.replace(source.name, target.name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
     def unlink(self, path: Path) -> None:
-        path.unlink()
+        with opened_parent(path) as parent:
+            os.unlink(path.name, dir_fd=parent)
 
     def mkdir(self, path: Path) -> None:
-        path.mkdir()
+        with opened_parent(path) as parent:
+            os.mkdir(path.name, 0o755, dir_fd=parent)
 
     def rmdir(self, path: Path) -> None:
-        path.rmdir()
+        with opened_parent(path) as parent:
+            os.rmdir(path.name, dir_fd=parent)
 
 
 REAL: FileSystem = RealFileSystem()
@@ -103,44 +113,45 @@ class Image:
         return other is not None and (self.digest, self.mode) == (other.digest, other.mode)
 
 
+def is_plain(path: str) -> bool:
+    """Whether a text is a posix path that stays below where it starts. Pure."""
+    pure = PurePosixPath(path)
+    return bool(pure.parts) and not pure.is_absolute() and str(pure) == path and not {"..", "\0"} & {*pure.parts, *path}
+
+
 def resolve_target(site_packages: Path, path: str) -> Path:
-    """The place of ``path`` (posix, relative to site-packages), every folder on the way a real folder.
+    """The place of ``path`` (posix, relative to site-packages), every folder on the way a real folder, and that of its
+    bytecode, too.
 
     Raises RefusedTargetError for a path that is absolute, climbs, or passes a symlink or a file that is no folder.
     """
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or str(pure) != path or ".." in pure.parts or "\0" in path:
+    if not is_plain(path):
         raise RefusedTargetError("not a plain path inside site-packages", where=path)
-    here = site_packages
-    for part in pure.parts[:-1]:
-        here /= part
-        try:
-            mode = here.lstat().st_mode
-        except FileNotFoundError:
+    target = site_packages / path
+    folders = [site_packages / folder for folder in PurePosixPath(path).parents[-2::-1]]
+    for folder in (*folders, target.parent / "__pycache__"):
+        status = look_at(folder)
+        if status is None:
             break
-        except NotADirectoryError:
-            break
-        if stat.S_ISLNK(mode):
-            raise RefusedTargetError(f"{path} leads through a symbolic link", where=str(here))
-        if not stat.S_ISDIR(mode):
-            raise RefusedTargetError(f"{path} leads through a file that is no folder", where=str(here))
-    return site_packages / pure
+        if stat.S_ISLNK(status.st_mode):
+            raise RefusedTargetError(f"{path} leads through a symbolic link", where=str(folder))
+        if not stat.S_ISDIR(status.st_mode):
+            raise RefusedTargetError(f"{path} leads through a file that is no folder", where=str(folder))
+    return target
 
 
 def refusal_of(site_packages: Path, path: str) -> str | None:
     """Why a transaction would not touch ``path``, whatever stands there; None where nothing speaks against it."""
     try:
-        target = resolve_target(site_packages, path)
-        _require_regular(target)
+        _require_regular(resolve_target(canonical(site_packages), path))
     except RefusedTargetError as error:
         return error.what
     return None
 
 
 def _require_regular(target: Path) -> os.stat_result | None:
-    try:
-        status = target.lstat()
-    except (FileNotFoundError, NotADirectoryError):
+    status = look_at(target)
+    if status is None:
         return None
     if stat.S_ISLNK(status.st_mode):
         raise RefusedTargetError(
@@ -167,15 +178,12 @@ def read_image(target: Path, *, filesystem: FileSystem) -> tuple[Image, bytes] |
 
 def read_folder_image(folder: Path) -> Image | None:
     """The image of a folder; None where there is none."""
-    try:
-        status = folder.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return _image_of(status, "")
+    status = look_at(folder)
+    return _image_of(status, "") if status is not None else None
 
 
 def _image_of(status: os.stat_result, digest: Digest) -> Image:
-    return Image(digest=digest, mode=status.st_mode & _COPY_MODE_MASK, uid=status.st_uid, gid=status.st_gid)
+    return Image(digest=digest, mode=status.st_mode & MODE_MASK, uid=status.st_uid, gid=status.st_gid)
 
 
 def temporary_sibling(target: Path) -> Path:
@@ -196,8 +204,8 @@ def dress(path: Path, image: Image, *, newer_than_ns: int, filesystem: FileSyste
 
 def take_owner(path: Path, image: Image, *, filesystem: FileSystem) -> None:
     """Give ``path`` the owner of ``image`` where this process may: only root can give files away."""
-    status = path.lstat()
-    if (status.st_uid, status.st_gid) == (image.uid, image.gid):
+    status = look_at(path)
+    if status is not None and (status.st_uid, status.st_gid) == (image.uid, image.gid):
         return
     try:
         filesystem.chown(path, image.uid, image.gid)
@@ -212,11 +220,8 @@ def bytecode_of(target: Path) -> Iterator[Path]:
         return
     cache = target.parent / "__pycache__"
     prefix = f"{target.stem}."
-    with suppress(FileNotFoundError, NotADirectoryError):
-        entries = sorted(cache.iterdir())
-        yield from (entry for entry in entries if entry.name.startswith(prefix) and entry.suffix == ".pyc")
-    beside = target.with_suffix(".pyc")
-    if beside.is_file():
+    yield from (cache / name for name in names_in(cache) if name.startswith(prefix) and name.endswith(".pyc"))
+    if look_at(beside := target.with_suffix(".pyc")):
         yield beside
 
 
@@ -229,13 +234,19 @@ def drop_bytecode(target: Path, *, filesystem: FileSystem) -> None:
 
 def remove_if_empty(folder: Path, *, filesystem: FileSystem) -> bool:
     """Remove a folder that holds nothing, or nothing but an empty ``__pycache__``; False where it stays."""
-    try:
-        entries = list(folder.iterdir())
-        if [entry.name for entry in entries] == ["__pycache__"] and not any(entries[0].iterdir()):
-            filesystem.rmdir(entries.pop())
-    except (FileNotFoundError, NotADirectoryError):
+    if not is_folder(folder):
         return False
-    if entries:
+    names, cache = names_in(folder), folder / "__pycache__"
+    if names == [cache.name] and is_folder(cache) and not names_in(cache):
+        filesystem.rmdir(cache)
+        names = []
+    if names:
         return False
     filesystem.rmdir(folder)
     return True
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a real folder stands at ``path``."""
+    status = look_at(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from provisioner.errors import BusyError, RestoredError
+from provisioner.errors import BusyError, ConflictError, RestoredError
 from provisioner.records import dataclass
 from provisioner.tables import load_json
+from provisioner.transaction.folders import LOCK_NAME, make_state_folder, opened_parent, read_file, state_file
 
-LOCK_NAME = "lock"
 _POLL_SECONDS = 0.05
 _COMMAND_LIMIT = 300
 _FORBIDDEN = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -57,7 +57,7 @@ def hold_environment(
     ends with its process, however that dies. The file is never removed, since removing a lock file lets two hold it.
 
     Raises BusyError, naming the holder, after ``wait_seconds``; RestoredError where the lock file cannot be made, which
-    is a ReadOnlyError where that is forbidden.
+    is a ReadOnlyError where that is forbidden; EnvironmentConflictError for a state folder that is not to be trusted.
     """
     descriptor = _open_lock(state_dir)
     try:
@@ -74,21 +74,22 @@ def hold_environment(
 def read_holder(state_dir: Path) -> Holder | None:
     """What the lock file says of its holder; None where it says nothing (nobody, or one that just started)."""
     try:
-        fields = load_json((state_dir / LOCK_NAME).read_text(encoding="utf-8"))
+        fields = load_json(read_file(state_file(state_dir, LOCK_NAME)))
         return Holder(
             pid=int(fields["pid"]),
             host=str(fields["host"]),
             command=str(fields["command"]),
             since=str(fields["since"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ConflictError, ValueError, KeyError, TypeError):
         return None
 
 
 def _open_lock(state_dir: Path) -> int:
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        return os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        path = make_state_folder(state_dir) / LOCK_NAME
+        with opened_parent(path) as folder:
+            return os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
     except OSError as error:
         kind = ReadOnlyError if error.errno in _FORBIDDEN else RestoredError
         raise kind(

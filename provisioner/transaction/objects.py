@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from provisioner.digests import Digest, digest_of
-from provisioner.files import write_whole
 from provisioner.records import dataclass
+from provisioner.transaction.folders import read_file, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectStore:
-    """A folder of files named by their SHA-256. What does not match its name is treated as absent."""
+    """Files named by their SHA-256, at a canonical path. What does not match its name is treated as absent."""
 
     folder: Path
 
     def get(self, digest: Digest) -> bytes | None:
         """The bytes with this digest, or None."""
         try:
-            data = (self.folder / digest).read_bytes()
-        except FileNotFoundError:
+            data = read_file(self.folder / digest)
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return data if digest_of(data) == digest else None
 

@@ -8,6 +8,7 @@ target is read back; the record is renamed to say so; the journal goes. Whoever 
 
 import errno
 import os
+import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -26,6 +27,7 @@ from provisioner.transaction.filesystem import (
     Image,
     dress,
     drop_bytecode,
+    is_folder,
     read_folder_image,
     read_image,
     remove_if_empty,
@@ -33,8 +35,9 @@ from provisioner.transaction.filesystem import (
     take_owner,
     temporary_sibling,
 )
+from provisioner.transaction.folders import canonical, look_at
 from provisioner.transaction.interrupted import is_interrupted
-from provisioner.transaction.journal import Intent, Journal, Target, TornJournalError
+from provisioner.transaction.journal import Intent, Journal, RejectedJournalError, Target, TornJournalError
 from provisioner.transaction.lockfile import Holder, hold_environment, read_holder
 from provisioner.wheels.record import Record
 
@@ -125,13 +128,13 @@ def execute(
     """
     if not steps:
         return ()
-    journal = Journal(state_dir, filesystem=filesystem)
+    site_packages, journal = canonical(site_packages), Journal(state_dir, filesystem=filesystem)
     if journal.exists():
         raise NotRestoredError("an interrupted change has not been put right yet", where=str(journal.folder))
     try:
         works = _survey(site_packages, steps, record=record, may_create=may_create, filesystem=filesystem)
         intent = _make_intent(site_packages, works)
-        _open_journal(journal, state_dir, intent, works, filesystem=filesystem)
+        _open_journal(journal, intent, works, filesystem=filesystem)
     except OSError as failure:
         raise _restored(failure, site_packages, journal) from failure
     try:
@@ -146,17 +149,23 @@ def execute(
     return tuple(_outcome_of(work.target) for work in works)
 
 
-def recover(site_packages: Path, state_dir: Path, *, filesystem: FileSystem = REAL) -> Recovery | None:
+def recover(
+    site_packages: Path, state_dir: Path, *, record: Record, made: Container[str], filesystem: FileSystem = REAL
+) -> Recovery | None:
     """Put an interrupted transaction right; None where there is none. The caller holds the environment.
 
-    Raises NotRestoredError, with the journal kept, where a file cannot be put back or was changed by somebody since;
-    RestoredError where the disk refuses the work (nothing is worse than before).
+    A file is brought back only where it stands in ``record`` or in ``made`` (what patches applied before have made); a
+    journal that asks for another, or that does not decode, is set aside and never carried out (NotRestoredError).
+
+    Raises ConflictError (RefusedTargetError, EnvironmentConflictError) where journal or state folder is not ours;
+    NotRestoredError, with the journal kept, where a file cannot be put back or was changed by somebody since, or where
+    the disk refuses the work (nothing is worse than before).
     """
-    journal = Journal(state_dir, filesystem=filesystem)
+    site_packages, journal = canonical(site_packages), Journal(state_dir, filesystem=filesystem)
     if not journal.exists():
         return None
     try:
-        return _recover(site_packages, journal, filesystem=filesystem)
+        return _recover(site_packages, journal, record=record, made=made, filesystem=filesystem)
     except OSError as error:
         raise NotRestoredError(
             f"an interrupted change cannot be put right: {_say(error)}",
@@ -165,22 +174,42 @@ def recover(site_packages: Path, state_dir: Path, *, filesystem: FileSystem = RE
         ) from error
 
 
-def _recover(site_packages: Path, journal: Journal, *, filesystem: FileSystem) -> Recovery:
+def _recover(
+    site_packages: Path, journal: Journal, *, record: Record, made: Container[str], filesystem: FileSystem
+) -> Recovery:
     if journal.is_proven():
         journal.close()
         return Recovery(kind=RecoveryKind.COMPLETED)
     try:
         intent = journal.read_intent()
     except TornJournalError:
-        return Recovery(kind=RecoveryKind.SET_ASIDE, aside=journal.set_aside())
+        return Recovery(kind=RecoveryKind.SET_ASIDE, aside=journal.set_aside("unreadable"))
+    except RejectedJournalError as error:
+        raise _rejected(error.what, site_packages, journal) from error
     if intent is None:
         journal.close()
         return Recovery(kind=RecoveryKind.NOTHING_WRITTEN)
+    if strange := _strange_target(intent, record, made):
+        raise _rejected(f"{strange!r} is neither shipped nor made by a patch", site_packages, journal)
     paths, unrestored = _restore(site_packages, journal, intent, filesystem=filesystem)
     if unrestored:
         raise _not_restored("an interrupted change cannot be undone", journal, intent, unrestored)
     journal.close()
     return Recovery(kind=RecoveryKind.UNDONE, paths=paths, started=intent.started)
+
+
+def _strange_target(intent: Intent, record: Record, made: Container[str]) -> str | None:
+    """A file that would be brought back and that nobody knows. One that the change made is only ever removed."""
+    paths = (target.path for target in intent.targets if target.old is not None)
+    return next((path for path in paths if path not in record and path not in made), None)
+
+
+def _rejected(why: str, site_packages: Path, journal: Journal) -> NotRestoredError:
+    return NotRestoredError(
+        f"the journal of an interrupted change is none that belongs here ({why}): it is set aside and not carried out",
+        where=str(journal.reject()),
+        hints=(f"look whether files changed: provision patch check --site-packages {shlex.quote(str(site_packages))}",),
+    )
 
 
 # Looking, before anything is written
@@ -209,9 +238,14 @@ def _look_at(site_packages: Path, path: str, shipped: Digest | None, *, filesyst
     place = resolve_target(site_packages, path)
     found = read_image(place, filesystem=filesystem)
     image, content = found or (None, None)
-    mtime_ns = place.lstat().st_mtime_ns if image else 0
+    mtime_ns = _mtime_of(place)
     target = Target(path=path, old=image, new=image, old_mtime_ns=mtime_ns, shipped=shipped)
     return _Work(target=target, place=place, content=content, original=content)
+
+
+def _mtime_of(place: Path) -> int:
+    status = look_at(place)
+    return status.st_mtime_ns if status is not None else 0
 
 
 def _add_step(work: _Work, step: FileStep) -> _Work:
@@ -278,12 +312,10 @@ def _make_intent(site_packages: Path, works: Sequence[_Work]) -> Intent:
 # Writing
 
 
-def _open_journal(
-    journal: Journal, state_dir: Path, intent: Intent, works: Sequence[_Work], *, filesystem: FileSystem
-) -> None:
+def _open_journal(journal: Journal, intent: Intent, works: Sequence[_Work], *, filesystem: FileSystem) -> None:
     try:
-        if not state_dir.is_dir():
-            filesystem.mkdir(state_dir)
+        if not is_folder(journal.folder.parent):
+            filesystem.mkdir(journal.folder.parent)
         journal.open(intent, {n: work.original for n, work in enumerate(works) if work.original is not None})
     except BaseException:
         _close_quietly(journal)
@@ -353,7 +385,7 @@ def _sync_folders(site_packages: Path, folders: Iterable[Path], *, filesystem: F
             chains.add(folder)
             folder = folder.parent
     for folder in sorted(chains):
-        if folder.is_dir():
+        if is_folder(folder):
             filesystem.fsync(folder)
 
 
@@ -477,14 +509,16 @@ def _bring_back(
     filesystem: FileSystem,
 ) -> None:
     """Rename the original into place: that needs no space, which a full disk does not have."""
-    kept = filesystem.read(original)
+    kept, status = filesystem.read(original), look_at(original)
+    if status is None or status.st_nlink != 1:
+        raise RefusedTargetError("the bytes in the journal have another name, too", where=str(original))
     if digest_of(kept) != image.digest:
         raise _ProofError(target.path, image, replace(image, digest=digest_of(kept)))
     for parent in reversed(PurePosixPath(target.path).parents[:-1]):
         folder, folder_image = site_packages / parent, folders.get(parent.as_posix())
-        if not folder.is_dir():
+        if not is_folder(folder):
             _make_folder(folder, folder_image or _nearest_folder(folder), filesystem=filesystem)
-    newer_than_ns = max(target.old_mtime_ns, place.lstat().st_mtime_ns if os.path.lexists(place) else 0)
+    newer_than_ns = max(target.old_mtime_ns, _mtime_of(place))
     dress(original, image, newer_than_ns=newer_than_ns, filesystem=filesystem)
     try:
         filesystem.replace(original, place)
@@ -558,7 +592,7 @@ def _not_restored(what: str, journal: Journal, intent: Intent, unrestored: Seque
     copies = tuple(
         f"the bytes before the change: {journal.original(numbers[item.path])}"
         for item in unrestored
-        if item.path in numbers and journal.original(numbers[item.path]).exists()
+        if item.path in numbers and look_at(journal.original(numbers[item.path])) is not None
     )
     return NotRestoredError(
         f"{what}, and not everything could be put back: {details}",

@@ -62,11 +62,32 @@ def test_a_chunked_body_that_ends_early_is_told(stream: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "stream", [b"x\r\n", b"-3\r\nabc", b"\r\n", b"3\r\nabcd\r\n0\r\n", b"3\r\nabcdef\r\n1\r\n", b"1" * 10_000]
+    "stream",
+    [
+        b"x\r\n",
+        b"-3\r\nabc",
+        b"\r\n",
+        b"3\r\nabcd\r\n0\r\n",
+        b"3\r\nabcdef\r\n1\r\n",
+        b"1" * 10_000,
+        b"1_0\r\n",
+        b"0x10\r\n",
+        b"+5\r\n",
+        b" 5\r\n",
+        b"5 \r\n",
+        b"a-b\r\n",
+    ],
 )
 def test_a_chunked_body_that_is_none_is_refused(stream: bytes) -> None:
     with pytest.raises(MalformedAnswerError):
         ChunkedBody().feed(stream)
+
+
+def test_two_different_lengths_are_refused() -> None:
+    with pytest.raises(MalformedAnswerError, match="two different"):
+        framing_of("GET", head((b"Content-Length", b"5"), (b"content-length", b"6")))
+    same = framing_of("GET", head((b"Content-Length", b"5"), (b"content-length", b"5")))
+    assert read(same, [b"abcde"]) == b"abcde"
 
 
 def test_a_sized_body_ends_with_its_length() -> None:

@@ -135,7 +135,7 @@ def test_recipes_as_json(capsys):
     assert main(["recipes", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["schema"] == "provision/recipes/1"
-    assert {"name", "title", "summary", "distribution", "build", "commit", "card", "python", "patches"} == set(
+    assert {"name", "title", "summary", "distribution", "build", "commit", "card", "python", "fork", "patches"} == set(
         answer["recipes"][0]
     )
 

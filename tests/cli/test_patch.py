@@ -34,6 +34,7 @@ FILES = {
     "demo/sub/three.py": b"deep = True\n",
     "demo/lib.so": b"\x7fELF\0\1\2",
 }
+NOT_COMPILED = "whether the changed files compile was not checked: nobody knows which Python imports this folder"
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def test_check_gives_the_whole_story_as_json(desk: Desk) -> None:
         ],
         "final": {"demo/two.py": digest_of(after)},
         "foreign": [],
-        "notes": [],
+        "notes": [NOT_COMPILED],
         "interrupted": False,
     }
     assert desk.state()["demo/two.py"][0] == FILES["demo/two.py"]
@@ -234,6 +235,23 @@ def test_a_series_is_judged_whole_and_nothing_is_written_where_one_fails(desk: D
     assert "nothing was written" in applied.err
     assert desk.state() == before
     assert desk.run("apply", good).code == 0
+
+
+def test_a_series_that_makes_no_python_is_refused_with_its_line(desk: Desk) -> None:
+    """Where the folder's name says that our own Python imports it; of another it is said that nobody looked."""
+    good = desk.patch("good", one=[(b"last = 1", b"last = 2")])
+    bad = desk.patch("bad", two=[(b"other = 2", b"other = = 2")])
+    unknown = desk.run("check", bad)
+    assert (unknown.code, NOT_COMPILED in unknown.err) == (0, True)
+    folder = desk.folder / "lib" / "python{}.{}".format(*sys.version_info) / "site-packages"
+    shutil.copytree(desk.site, folder)
+    demo = folder / "demo"
+    before = {path: path.stat().st_mtime_ns for path in (demo, *demo.rglob("*"))}
+    for command in ("check", "apply"):
+        words = ["patch", command, str(good), str(bad), "--site-packages", str(folder), "--package", "demo"]
+        assert main(words) == 5
+        assert "demo/two.py:2: invalid syntax (changed by bad)" in desk.capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in (demo, *demo.rglob("*"))} == before
 
 
 def test_a_hunk_that_fails_in_a_later_file_or_patch_leaves_no_trace(desk: Desk) -> None:
@@ -910,3 +928,31 @@ def test_the_hint_of_a_revert_that_others_need_works_as_printed(desk: Desk) -> N
     hint = desk.run("revert", "a").err.rpartition("hint: ")[2]
     assert main(shlex.split(hint)[1:]) == 0
     assert "taken back: a, b" in desk.capsys.readouterr().out
+
+
+def test_a_journal_that_is_a_link_is_refused_and_nothing_outside_is_touched(desk: Desk, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("intent", "proven", "precious.txt"):
+        (outside / name).write_bytes(b"precious\n")
+    assert desk.run("apply", desk.patch("p", two=[(b"value = 1", b"value = 2")])).code == 0
+    (desk.site / ".provision/journal").symlink_to(outside)
+    before = desk.state()
+    done = desk.run("revert")
+    assert done.code == 5
+    assert "hint:" in done.err
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == dict.fromkeys(
+        ("intent", "proven", "precious.txt"), b"precious\n"
+    )
+    assert desk.state() == before
+
+
+def test_a_journal_of_another_shape_is_told_once_and_later_commands_work(desk: Desk) -> None:
+    assert desk.run("apply", desk.patch("p", two=[(b"value = 1", b"value = 2")])).code == 0
+    journal = desk.site / ".provision/journal"
+    journal.mkdir()
+    (journal / "intent").write_bytes(digest_of(b"[]").encode() + b"\n[]")
+    refused = desk.run("revert")
+    assert refused.code == 7
+    assert "journal.rejected-" in refused.err
+    assert desk.run("revert").code == 0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.cli.main import main
-from tests.support.environments import PATCHED, make_environment, make_recorder, read_record
+from provisioner.documents.receipt import print_receipt
+from tests.support.environments import PATCHED, make_environment, make_receipt, make_recorder, read_record
 
 REPOSITORY = Path(__file__).parents[2]
 RECIPE = """\
@@ -290,6 +291,22 @@ def test_the_forks_launcher_gets_what_was_planned(fork, tmp_path, capsys, monkey
     assert record["environ"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:False"
     assert (record["environ"]["SPEC"], record["environ"]["KV_MEM"]) == ("dflash2", "")
     assert record["cwd"] == str(fork)
+
+
+def test_a_checkout_that_differs_is_told_of_once_with_a_command_unless_it_was_taken_as_it_is(fork, capsys):
+    author = ["-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "--quiet"], ["add", "single-user"], [*author, "commit", "--quiet", "-m", "m"]):
+        subprocess.run(["git", "-C", str(fork), *words], check=True, timeout=30)
+    words = ["serve", "samsung", "--fork-dir", str(fork), "--print"]
+    main(words)
+    shown = capsys.readouterr().err
+    assert "warning[fork-differs]: the checkout is at another commit" in shown
+    assert f"to take it as it is: provision up samsung --fork-dir {fork} --fork-any" in shown
+    assert "found: found:" not in shown
+    receipt = make_receipt(recipe="samsung", fork_any=True)
+    (fork / "venv" / ".provision" / "receipt.json").write_text(print_receipt(receipt))
+    main(words)
+    assert "fork-differs" not in capsys.readouterr().err
 
 
 def test_serving_the_samsung_card_without_the_fork(tmp_path, capsys):

@@ -19,7 +19,6 @@ def text_of(capsys) -> str:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["samsung", "--fork-dir", "/x", "--fork-url", "y"], "name one"),
         (["samsung", "--without-fork", "--fork-any"], "does not go with other options"),
         (["samsung", "--without-fork", "--fork-dir", "/x"], "does not go with other options"),
         (["samsung", "--fork-dir", "/x", "--venv", "/y"], "the venv of its own checkout"),
@@ -47,6 +46,21 @@ def test_a_commit_that_the_fork_lacks(tmp_path: Path, capsys, own_home: Path):
     assert main(["samsung", "--fork-url", f"file://{origin}", "--fork-commit", "1" * 40, "--dry-run"]) == 4
     assert "no such commit" in text_of(capsys)
     assert not (own_home / ".local").exists()
+
+
+def test_a_mirror_and_where_to_put_it_go_together(tmp_path: Path, capsys, own_home: Path):
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    words = ["samsung", "--fork-url", f"file://{tmp_path}/mirror", "--fork-dir", str(tmp_path / "put"), "--bare"]
+    assert main(words) == 4
+    shown = text_of(capsys)
+    assert f"clone file://{tmp_path}/mirror" in shown
+    assert "no repository can be read here" in shown
+
+
+def test_a_hint_for_the_help_page_is_a_command(tmp_path: Path, capsys):
+    assert main(["samsung", "--without-fork", "--fork-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("provision samsung --help")
 
 
 def test_a_folder_that_is_no_checkout_is_left_alone(tmp_path: Path, capsys):

@@ -1,6 +1,7 @@
 """Real environments made by real uv, with small wheels made on the spot."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,15 @@ def test_found_through_a_symlinked_folder(venv: Path, wheel: Path, tmp_path: Pat
     link = tmp_path / "link"
     link.symlink_to(venv)
     assert find_site(link).site_packages.samefile(find_site(venv).site_packages)
+
+
+def test_packages_that_a_link_leads_out_to_are_refused(venv: Path, wheel: Path, tmp_path: Path) -> None:
+    install(venv, str(wheel))
+    shutil.move(venv / "lib", tmp_path / "elsewhere")
+    (venv / "lib").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EnvironmentConflictError, match="packages elsewhere") as caught:
+        find_site(venv)
+    assert caught.value.hints
 
 
 def test_a_pth_file_that_prints_does_not_matter(venv: Path, wheel: Path) -> None:

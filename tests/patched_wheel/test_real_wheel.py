@@ -25,8 +25,10 @@ def kept() -> Path:
 
 def build(kept: Path, folder: Path) -> tuple[Path, int]:
     """The wheel, and the most memory that making it took, in MB."""
-    meter = "import resource, sys; from provisioner.cli.main import main; code = main(sys.argv[1:]); "
-    meter += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, file=sys.stderr); sys.exit(code)"
+    # getrusage counts what the parent held when it started the program; VmHWM is the program's own, in KB.
+    meter = "import re, sys; from provisioner.cli.main import main; code = main(sys.argv[1:]); "
+    meter += "status = open('/proc/self/status').read(); "
+    meter += "print(int(re.search(r'VmHWM:\\s+(\\d+)', status)[1]) // 1024, file=sys.stderr); sys.exit(code)"
     command = [sys.executable, "-c", meter, "wheel", "hynix-stable", "-o", str(folder)]
     environ = {**os.environ, "PROVISION_HOME": str(kept)}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)

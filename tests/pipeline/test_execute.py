@@ -3,6 +3,8 @@
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from provisioner.digests import digest_of, digest_to_record
 from provisioner.documents.recipe import PatchPolicy, parse_recipe
 from provisioner.environment.integrity import check_files, check_sources
 from provisioner.environment.state import Owner, read_owner, read_receipt, state_of, write_owner
+from provisioner.environment.uv import create_venv
 from provisioner.errors import (
     BusyError,
     CannotObtainError,
@@ -27,13 +30,14 @@ from provisioner.errors import (
 )
 from provisioner.pipeline import execute
 from provisioner.pipeline.execute import plan_environment, provision
-from provisioner.pipeline.plan import ChangeFiles, CreateEnvironment, InstallPackages, WriteReceipt
+from provisioner.pipeline.plan import AdoptEnvironment, ChangeFiles, CreateEnvironment, InstallPackages, WriteReceipt
 from provisioner.pipeline.preflight import check_disk
 from provisioner.pipeline.revert import revert
 from provisioner.pipeline.status import read_status
 from provisioner.progress import Silence
 from provisioner.transaction.lockfile import LOCK_NAME, hold_environment
 from tests.support.shop import BOUNDS, FILES, NEW_FILE, OPS, RECIPE, TORCH, Shop, series_of
+from tests.support.wheels import wheel_bytes, wheel_filename
 
 PATCHED = OPS.replace(b"    return x * 2\n", b"    if x < 0:\n        return 0\n    return x * 2\n")
 SERIES = series_of(BOUNDS, NEW_FILE)
@@ -88,7 +92,8 @@ def forbid_writing(path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> 
     real = os.open
 
     def refuse(name: str | Path, flags: int, *rest: int, **more: int) -> int:
-        if Path(name) == path and flags & os.O_RDWR:
+        folder = Path(f"/proc/self/fd/{more['dir_fd']}").resolve() if "dir_fd" in more else Path()
+        if folder / name == path and flags & os.O_RDWR:
             raise OSError(number, os.strerror(number))
         return real(name, flags, *rest, **more)
 
@@ -169,7 +174,23 @@ def test_an_edit_outside_the_series_is_found(shop: Shop) -> None:
     write_owner(state_of(request.venv), Owner(recipe="r", tool="t", adopted=True))
     with pytest.raises(ForeignBytesError) as adopted:
         provision(request, shop.uv, Silence())
-    assert adopted.value.hints[0].startswith(f"rm -r {request.venv}")
+    look, mend = adopted.value.hints
+    assert look == f"provision patch diff --venv {request.venv}"
+    assert mend.endswith("--no-deps --reinstall-package vllm vllm==0.27.1")
+
+
+def test_a_series_that_makes_no_python_is_refused_before_anything_is_written(shop: Shop) -> None:
+    broken = BOUNDS.replace(b"if x < 0:", b"if x < 0")
+    provision(shop.request(series_of(NEW_FILE)), shop.uv, Silence())
+    before, request = snapshot(shop.folder / "venv"), shop.request(series_of(NEW_FILE, broken))
+    for run in (partial(plan_environment, request, shop.uv), partial(provision, request, shop.uv, Silence())):
+        with pytest.raises(ConflictError, match="no Python") as caught:
+            run()
+        assert (caught.value.exit_code, caught.value.where) == (5, "vllm/ops.py:2")
+        assert caught.value.found == "vllm/ops.py:2: expected ':' (changed by p2)"
+        assert snapshot(shop.folder / "venv") == before
+    with pytest.raises(ConflictError, match="no Python"):
+        plan_environment(replace(request, venv=shop.folder / "another"), shop.uv)
 
 
 def test_a_patch_that_does_not_apply_leaves_the_files_as_shipped(shop: Shop) -> None:
@@ -187,6 +208,64 @@ def test_an_optional_patch_that_does_not_apply_is_left_out(shop: Shop) -> None:
     outcome = provision(shop.request(series), shop.uv, Silence())
     assert [patch.id for patch in outcome.receipt.patches] == ["p1"]
     assert (shop.site_packages / "vllm/added.py").exists()
+
+
+def test_the_packages_of_others_change_only_when_asked(shop: Shop) -> None:
+    old = b"__version__ = '2.12.0+cu130'\ncuda: str | None = '13.0'\n"
+    wheels = {
+        wheel_filename(version, project="torch"): wheel_bytes(
+            {"torch/version.py": text}, version=version, project="torch"
+        )
+        for version, text in (("2.13.0", TORCH), ("2.12.0", old))
+    }
+    shop.server.add_package("torch", wheels)
+    mine = wheel_bytes({"mine.py": b""}, version="1.0", project="mine")
+    shop.server.add_package("mine", {wheel_filename("1.0", project="mine"): mine})
+    request = replace(shop.request(SERIES), adopts=True)
+    python = request.venv / "bin" / "python"
+    create_venv(shop.uv, request.venv, Path(sys.executable))
+    command = [
+        shop.uv.binary,
+        "pip",
+        "install",
+        "--no-deps",
+        "--python",
+        python,
+        "vllm==0.27.1",
+        "torch==2.12.0",
+        "mine",
+    ]
+    subprocess.run(command, env=shop.uv.environment, check=True, capture_output=True, timeout=60)
+    before = snapshot(request.venv)
+    for run in (partial(plan_environment, request, shop.uv), partial(provision, request, shop.uv, Silence())):
+        with pytest.raises(EnvironmentConflictError, match="torch is not the one") as caught:
+            run()
+        assert caught.value.found == "2.12.0+cu130 with CUDA 13.0"
+        assert snapshot(request.venv) == before
+        assert not state_of(request.venv).exists()
+    synced = replace(request, sync=True)
+    plan = plan_environment(synced, shop.uv)
+    outcome = provision(synced, shop.uv, Silence())
+    assert outcome.actions[:2] == plan.actions[:2]
+    assert plan.actions[:2] == (
+        AdoptEnvironment(venv=str(request.venv), differing=("torch 2.12.0 (lock: 2.13.0)",)),
+        InstallPackages(count=1, reasons=("torch",)),
+    )
+    assert (shop.site_packages / "torch/version.py").read_bytes() == TORCH
+    assert (shop.site_packages / "mine.py").exists()
+    assert outcome.receipt.packages == {}
+    assert not plan_environment(shop.request(SERIES), shop.uv)
+    assert not plan_environment(replace(shop.request(SERIES), sync=True), shop.uv)
+
+
+def test_a_checkout_that_was_taken_as_it_is_stays_in_the_receipt(shop: Shop) -> None:
+    request = replace(shop.request(SERIES), fork_any=True)
+    provision(request, shop.uv, Silence())
+    receipt = read_receipt(state_of(request.venv))
+    assert receipt is not None
+    assert receipt.fork_any
+    assert provision(request, shop.uv, Silence()).actions == ()
+    assert [type(action) for action in provision(shop.request(SERIES), shop.uv, Silence()).actions] == [WriteReceipt]
 
 
 def test_a_folder_that_is_not_ours_is_refused(shop: Shop) -> None:

@@ -10,13 +10,16 @@ import pytest
 from provisioner.cli import up
 from provisioner.cli.main import main
 from provisioner.environment.state import read_receipt, state_of
+from provisioner.patching.compare import patch_between
+from provisioner.patching.diff import print_patch
 from provisioner.pipeline.execute import Request, plan_environment, provision
 from provisioner.pipeline.plan import taken_out
 from provisioner.pipeline.rebuild import rebuild_environment
+from provisioner.pipeline.revert import revert
 from provisioner.pipeline.user_patches import with_beside
 from provisioner.progress import Silence
 from tests.pipeline.test_execute import PATCHED
-from tests.support.shop import BOUNDS, Shop, series_of
+from tests.support.shop import BOUNDS, OPS, Shop, series_of
 
 MINE = b"--- a/vllm/other.py\n+++ b/vllm/other.py\n@@ -1 +1 @@\n-OTHER = 1\n+OTHER = 7\n"
 
@@ -90,3 +93,31 @@ def test_a_rebuild_names_it_and_keeps_its_text(shop: Shop, request_with_mine: Re
     assert taken_out(outcome.actions) == ("my-fix",)
     assert any("my-fix" in warning for warning in listener.warnings)
     assert (state_of(request_with_mine.venv) / "taken-out" / "my-fix.patch").read_bytes().endswith(MINE)
+
+
+def test_reverting_the_recipe_leaves_it_where_it_is(shop: Shop, request_with_mine: Request) -> None:
+    done = revert("vllm", series_of(BOUNDS), request_with_mine.venv)
+    assert {file.path for file in done.files} == {"vllm/ops.py"}
+    assert done.others == ()
+    assert (shop.site_packages / "vllm/other.py").read_bytes() == b"OTHER = 7\n"
+    receipt = read_receipt(state_of(request_with_mine.venv))
+    assert receipt is not None
+    assert [patch.id for patch in receipt.patches] == ["my-fix"]
+    assert main(["patch", "revert", "--venv", str(request_with_mine.venv)]) == 0
+    assert (shop.site_packages / "vllm/other.py").read_bytes() == b"OTHER = 1\n"
+
+
+def test_reverting_the_recipe_explains_a_file_that_both_change(shop: Shop, tmp_path: Path) -> None:
+    request = shop.request(series_of(BOUNDS))
+    provision(request, shop.uv, Silence())
+    patched = (shop.site_packages / "vllm/ops.py").read_bytes()
+    both = patch_between({"vllm/ops.py": patched}, {"vllm/ops.py": patched + b"MINE = 1\n"}, id="mine", source="mine")
+    (tmp_path / "mine.patch").write_bytes(print_patch(both))
+    assert main(["patch", "apply", str(tmp_path / "mine.patch"), "--venv", str(request.venv)]) == 0
+    revert("vllm", series_of(BOUNDS), request.venv)
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == OPS + b"MINE = 1\n"
+    receipt = read_receipt(state_of(request.venv))
+    assert receipt is not None
+    assert [patch.id for patch in receipt.patches] == ["mine"]
+    assert main(["patch", "revert", "mine", "--venv", str(request.venv)]) == 0
+    assert (shop.site_packages / "vllm/ops.py").read_bytes() == OPS

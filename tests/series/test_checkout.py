@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.documents.recipe import ForkStack
-from provisioner.errors import EnvironmentConflictError, NetworkError, NoSuchBuildError
+from provisioner.errors import CannotObtainError, EnvironmentConflictError, NetworkError, NoSuchBuildError
 from provisioner.series.checkout import (
     blob_name,
     clone_fork,
@@ -118,11 +118,25 @@ def test_no_half_made_checkout_is_left(origin, tmp_path):
     place = tmp_path / "place"
     with pytest.raises(NoSuchBuildError, match="no such commit"):
         clone_fork(f"file://{origin[0]}", "0" * 40, place / "fork")
-    with pytest.raises(NetworkError, match="git failed"):
-        clone_fork(f"file://{tmp_path}/nowhere", origin[1], place / "fork")
     with pytest.raises(NetworkError, match="no answer"):
         clone_fork(f"file://{origin[0]}", origin[1], place / "fork", timeout_seconds=0.0001)
     assert list(place.iterdir()) == []
+
+
+def test_a_mirror_on_this_machine_is_never_called_a_network(origin, tmp_path):
+    folder, pinned, _ = origin
+    with pytest.raises(CannotObtainError, match="no repository can be read here") as nowhere:
+        clone_fork(f"file://{tmp_path}/nowhere", pinned, tmp_path / "fork")
+    name = git(folder, "rev-parse", f"{pinned}:patches/0001-first.patch")
+    (folder / ".git" / "objects" / name[:2] / name[2:]).unlink()
+    for url in (f"file://{folder}", str(folder)):
+        with pytest.raises(CannotObtainError, match="lacks objects") as damaged:
+            clone_fork(url, pinned, tmp_path / "fork")
+        assert damaged.value.hints == (f"git -C {folder} fsck",)
+        assert name in (damaged.value.found or "")
+    assert not any(isinstance(caught.value, NetworkError) for caught in (nowhere, damaged))
+    with pytest.raises(NetworkError, match="git failed"):
+        clone_fork("http://127.0.0.1:9/fork.git", pinned, tmp_path / "fork")
 
 
 def test_a_folder_that_exists_is_left_alone(origin, tmp_path):

@@ -9,9 +9,9 @@ from provisioner.series.policies import (
     RecipeSeries,
     judge_recipe,
     leave_out,
-    leave_out_again,
     refuse_blocked,
     refuse_merged,
+    require_left_out,
 )
 from tests.support.small import OPS, PRISTINE, change, facts_of, patch_of, series_of
 
@@ -38,23 +38,32 @@ def test_a_conflict_with_the_build_itself_names_no_patch() -> None:
 
 
 def test_what_is_left_out_is_remembered_and_left_out_again() -> None:
-    rest = leave_out(SERIES, ["theirs"])
+    asked = LeftOut(id="theirs", omission=Omission.ASKED)
+    rest = leave_out(SERIES, [asked])
     assert [item.patch.id for item in rest.patches] == ["ours"]
-    assert rest.left_out == (LeftOut(id="theirs", omission=Omission.ASKED),)
-    assert str(rest.left_out[0]) == "theirs: left out by --without-patch"
-    assert leave_out_again(SERIES, rest.left_out) == rest
+    assert rest.left_out == (asked,)
+    assert leave_out(SERIES, rest.left_out) == rest
     assert not judge_recipe(rest, facts_of(PATCHES, PRISTINE), None).blocking
 
 
-def test_a_replaced_patch_is_not_asked_for_again() -> None:
-    replaced = LeftOut(id="theirs", omission=Omission.REPLACED, by="ours")
-    assert str(replaced) == "theirs: replaced by ours"
-    assert leave_out_again(SERIES, [replaced]) == SERIES
+@pytest.mark.parametrize(
+    ("omission", "said"),
+    [
+        (Omission.REPLACED, "theirs: replaced by ours"),
+        (Omission.ASKED, "theirs: left out by --without-patch"),
+        (Omission.NO_OVERLAY, "theirs: left out by --without-overlay"),
+    ],
+)
+def test_each_reason_is_said(omission: Omission, said: str) -> None:
+    assert str(LeftOut(id="theirs", omission=omission, by="ours")) == said
 
 
 def test_leaving_out_what_is_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="no patch 'nobodys'"):
-        leave_out(SERIES, ["nobodys"])
+    rest = leave_out(SERIES, [LeftOut(id=name, omission=Omission.ASKED) for name in ("theirs", "nobodys")])
+    require_left_out(rest, ["theirs"])
+    with pytest.raises(UsageError, match="no patch 'nobodys'") as caught:
+        require_left_out(rest, ["theirs", "nobodys"])
+    assert caught.value.expected == "ours, theirs"
 
 
 def test_a_patch_that_the_build_has_is_refused_only_where_that_is_asked() -> None:

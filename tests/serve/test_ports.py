@@ -60,7 +60,7 @@ def test_the_owners_key_is_not_shown():
         assert owner.command.endswith("serve --api-key <redacted>")
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.communicate(timeout=10)
 
 
 def test_an_owner_that_cannot_be_seen_is_named_by_user(tmp_path, listener):

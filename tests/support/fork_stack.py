@@ -2,6 +2,7 @@
 
 The patches are made as their authors make them, each on the result of the ones before, in the order of their names'
 code points. Some of the names are there to be sorted wrongly: ``10-`` comes before ``9-``, a capital before a small
+letter. For what the real fork does not show.
 """
 
 import difflib
@@ -77,7 +78,7 @@ class Stack:
         self.change(name, edits)
 
 
-def make_stack(pristine: Mapping[str, bytes], *, with_copy_of_ours: bool = True) -> Stack:
+def make_stack(pristine: Mapping[str, bytes]) -> Stack:
     """Thirteen patches and an overlay over these files (all of ``REAL_FILES``)."""
     stack = Stack(files=dict(pristine))
     stack.change(
@@ -92,10 +93,7 @@ def make_stack(pristine: Mapping[str, bytes], *, with_copy_of_ours: bool = True)
     stack.change(
         "patches/0004-same-line.patch", {SCHEDULER: _swap(b"STEP_TWO = STEP_ONE + 1\n", b"STEP_TWO = STEP_ONE + 2\n")}
     )
-    if with_copy_of_ours:
-        stack.take("patches/0005-pr50021.patch", BOUNDS)
-    else:
-        stack.change("patches/0005-other.patch", {CACHE: _after(b"logger = init_logger(__name__)\n", b"OTHER = 5\n")})
+    stack.take("patches/0005-pr50021.patch", BOUNDS)
     stack.change("patches/0006-far.patch", {OPS: _after(b"logger = init_logger(__name__)\n", b"FORK_OPS = True\n")})
     stack.change(
         "patches/0007-changes-the-new-file.patch",
@@ -124,7 +122,6 @@ def make_stack(pristine: Mapping[str, bytes], *, with_copy_of_ours: bool = True)
 def make_repository(folder: Path, stack: Stack) -> str:
     """Commit the stack with its launcher, and one commit on top; returns the commit below, which is the pinned one."""
     folder.mkdir(parents=True)
-    _git(folder, "init", "--quiet", "-b", "main")
     files = {
         **stack.texts,
         f"kvarn/files/{OVERLAY}": "BITS = 4\n",
@@ -136,13 +133,18 @@ def make_repository(folder: Path, stack: Stack) -> str:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    _git(folder, "add", "--all")
-    _git(folder, "commit", "--quiet", "-m", "pinned")
-    pinned = _git(folder, "rev-parse", "HEAD")
+    pinned = commit_all(folder, "pinned")
     (folder / "README.md").write_text("newer\n", encoding="utf-8")
-    _git(folder, "add", "--all")
-    _git(folder, "commit", "--quiet", "-m", "newer")
+    commit_all(folder, "newer")
     return pinned
+
+
+def commit_all(folder: Path, message: str) -> str:
+    """Commit what is in ``folder``, made a repository where it is none; returns the commit."""
+    _git(folder, "init", "--quiet", "-b", "main")
+    _git(folder, "add", "--all")
+    _git(folder, "commit", "--quiet", "-m", message)
+    return _git(folder, "rev-parse", "HEAD")
 
 
 def _git(folder: Path, *words: str) -> str:

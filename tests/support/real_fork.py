@@ -9,16 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fork_stack import commit_all
+
 BESIDE = Path(__file__).parents[3] / "shared" / "fork"
 REPLACED = "vllm-pr50021-gdn-spec-bounds"
-GIT = {
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_AUTHOR_NAME": "n",
-    "GIT_AUTHOR_EMAIL": "e",
-    "GIT_COMMITTER_NAME": "n",
-    "GIT_COMMITTER_EMAIL": "e",
-}
 
 
 def fork_files() -> Path:
@@ -45,25 +39,15 @@ def commit_fork(folder: Path, extra: Mapping[str, str] | None = None) -> str:
     for name, text in (extra or {}).items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / ".gitignore").write_text("venv/\nmodels/\n", encoding="utf-8")
-    git(folder, "init", "--quiet", "-b", "main")
-    git(folder, "add", "--all", "--force")
-    git(folder, "commit", "--quiet", "-m", "the fork")
-    return git(folder, "rev-parse", "HEAD")
+    return commit_all(folder, "the fork")
 
 
-def git(folder: Path, *words: str) -> str:
-    """Run git in ``folder`` with nothing of the user's configuration; what it prints."""
-    command = ["git", "-C", str(folder), *words]
-    environment = {"PATH": os.environ["PATH"], **GIT}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environment)
-    return done.stdout.strip()
-
-
-def run_own_loop(checkout: Path, package: Path, *, last: int | None = None) -> None:
+def run_own_loop(checkout: Path, package: Path, *, last: int | None = None, without: str = "") -> None:
     """Patch ``package`` as the fork's README does, with GNU patch; ``last`` stops after so many patches."""
     patches = sorted((checkout / "patches").glob("*.patch"), key=lambda path: path.name)
     for patch in patches[:last]:
-        apply_with_gnu(package, patch)
+        if patch.stem != without:
+            apply_with_gnu(package, patch)
     if last is None:
         shutil.copytree(checkout / "kvarn" / "files" / "vllm", package, dirs_exist_ok=True)
         for name in ("kvarn-0.27.1.patch", "kvarn-v2-runner.patch"):

@@ -63,7 +63,7 @@ def _run(
 
 
 def _recover(site: Path, filesystem: FileSystem = REAL) -> RecoveryKind | None:
-    recovery = recover(site, site.parent / ".provision", filesystem=filesystem)
+    recovery = recover(site, site.parent / ".provision", record=RECORD, made=CREATED, filesystem=filesystem)
     return recovery.kind if recovery else None
 
 
@@ -519,7 +519,7 @@ def test_two_processes_at_once_take_turns(tmp_path: Path) -> None:
 
     def work(mark: Path) -> None:
         with hold_environment(tmp_path / "a/.provision", wait_seconds=20):
-            recover(site, tmp_path / "a/.provision")
+            recover(site, tmp_path / "a/.provision", record=RECORD, made=CREATED)
             if (site / "pkg/changed.py").read_bytes() == b"value = 1\n":
                 _run(site)
                 mark.write_text("did it")
@@ -560,12 +560,12 @@ def _interrupted(folder: Path) -> Path:
 
 
 def test_nothing_to_recover(tmp_path: Path) -> None:
-    assert recover(make_site(tmp_path), tmp_path / ".provision") is None
+    assert recover(make_site(tmp_path), tmp_path / ".provision", record=RECORD, made=CREATED) is None
 
 
 def test_recovery_names_what_it_put_back(tmp_path: Path) -> None:
     site = _interrupted(tmp_path)
-    recovery = recover(site, site.parent / ".provision")
+    recovery = recover(site, site.parent / ".provision", record=RECORD, made=CREATED)
     assert recovery is not None
     assert recovery.kind == RecoveryKind.UNDONE
     assert "pkg/changed.py" in recovery.paths
@@ -607,7 +607,7 @@ def test_a_torn_record_is_set_aside_with_its_originals(tmp_path: Path) -> None:
     site = _interrupted(tmp_path)
     intent = site.parent / ".provision/journal/intent"
     intent.write_bytes(intent.read_bytes()[:-20])
-    recovery = recover(site, site.parent / ".provision")
+    recovery = recover(site, site.parent / ".provision", record=RECORD, made=CREATED)
     assert recovery is not None
     assert recovery.kind == RecoveryKind.SET_ASIDE
     assert recovery.aside is not None

@@ -483,3 +483,5 @@ def _show_changes(judgement: "Judgement", files: "tuple[FileOutcome, ...]", *, a
     render.print_table(("PATCH", "FOUND", "FILE", "DETAIL"), judgement_rows(judgement.verdict))
     render.print_text("")
     render.print_table(("CHANGED FILE", "BEFORE", "AFTER"), outcome_rows(files))
+    for note in judgement.notes:
+        render.print_note(f"note: {note}")

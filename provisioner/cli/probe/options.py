@@ -133,8 +133,10 @@ def _read_receipt(venv: Path | None) -> tuple[str | None, str | None]:
     import hashlib
 
     from provisioner.documents.receipt import FILE_NAME, parse_receipt
+    from provisioner.environment.state import state_of
+    from provisioner.transaction.folders import state_file
 
-    path = venv / ".provision" / FILE_NAME
+    path = state_file(state_of(venv), FILE_NAME)
     text = read_text(path)
     receipt = parse_receipt(text, where=str(path))
     return receipt.recipe, hashlib.sha256(text.encode()).hexdigest()

@@ -17,6 +17,23 @@ def open_recipe(name: str) -> Recipe:
     return _read(path, where=path.name if name in recipe_names() else name)
 
 
+def recipe_of(venv: Path, command: str) -> Recipe:
+    """The recipe that an environment was made or taken over by.
+
+    Raises UsageError, naming how ``command`` goes on from there, where the environment is not ours.
+    """
+    from provisioner.environment.state import read_owner, state_of
+
+    owner = read_owner(state_of(venv))
+    if owner is None:
+        raise UsageError(
+            "this environment was not made by provision; name the recipe to judge it by",
+            where=str(venv),
+            hints=(f"provision {command} RECIPE --venv {shlex.quote(str(venv))}", "provision recipes"),
+        )
+    return open_recipe(owner.recipe)
+
+
 def find_recipe_file(name: str) -> Path:
     """The file of a recipe. Raises UsageError where there is none."""
     if name in recipe_names():

@@ -48,7 +48,7 @@ def complete_hint(hint: str, given: Given) -> str:
     """
     text = _with_recipe(hint, given.recipe) if given.recipe else hint
     found = _COMMAND.search(text)
-    if found is None or any(option in text for option in _ELSEWHERE):
+    if found is None or any(option in text for option in (*_ELSEWHERE, "--help")):
         return text
     taken = _places_of(found.group(1), found.group(2), given)
     words = [word for name, value in given.options if name in taken for word in (name, value)]
