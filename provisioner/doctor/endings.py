@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from provisioner.doctor.log_lines import HARMLESS_LEVELS, LogLine
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
-_BARE_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
+_EXCEPTION = re.compile(r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):)(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
+_BARE_EXCEPTION = re.compile(r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):)(?:\w+\.)*[A-Z]\w*(?:Error|Exception): ")
 _FRAME = re.compile(r'\s+File "(?P<path>[^"]+)", line \d+')
 _OWN_FRAME = re.compile(r"/(?:vllm|torch|transformers_modules)/")
 # What ends a process without a traceback of its own.
 _DEATH = re.compile(
     r"(?:died|exited) unexpectedly|Segmentation fault|Segfault encountered|Fatal Python error|^terminate called after|"
-    r"^(?:Killed|Aborted|Bus error)\b|code=(?:killed|dumped)|code=exited, status=[1-9]|^(?:vllm(?: \w+)?|\w+\.py): error: "
+    r"^(?:Killed|Aborted|Bus error)\b|code=(?:killed|dumped)|code=exited, status=[1-9]|"
+    r"^(?:vllm(?: \w+)?|\w+\.py): error: "
 )
 _FATAL = re.compile(r"EngineCore encountered a fatal error|EngineCore failed to start|Application startup failed")
 # Said by a process that only heard of another's failure.
@@ -66,12 +67,14 @@ def stage_at_end(lines: Sequence[LogLine]) -> str:
 
 def _signs(lines: Sequence[LogLine], region: range) -> Iterator[Failure]:
     for index in region:
-        text = lines[index].text
-        if lines[index].level in {"DEBUG", "INFO"}:
+        line = lines[index]
+        if line.level in {"DEBUG", "INFO"}:
             continue  # It may quote a request.
-        if _TRACEBACK.search(text):
+        if _TRACEBACK.search(line.text):
             yield from _read_traceback(lines, index)
-        elif _BARE_EXCEPTION.match(text) or _DEATH.search(text) or _FATAL.search(text):
+        elif _DEATH.search(line.text) or (
+            line.level not in HARMLESS_LEVELS and (_BARE_EXCEPTION.match(line.text) or _FATAL.search(line.text))
+        ):
             yield Failure(first=index, root=index, frame=None)
 
 
@@ -87,13 +90,13 @@ def _signs_while_serving(lines: Sequence[LogLine], ready: int) -> Iterator[Failu
 
 def _read_traceback(lines: Sequence[LogLine], start: int) -> Iterator[Failure]:
     """The traceback and its exception, its process's next line that is not indented; nothing for a harmless one."""
-    process = lines[start].process
+    origin = (lines[start].process, lines[start].level)
     if lines[start].level in HARMLESS_LEVELS or (start and lines[start - 1].text.startswith("Exception ignored in")):
         return
     frame = None
     for index in range(start + 1, len(lines)):
         line = lines[index]
-        if line.process not in {process, ""}:
+        if (line.process, line.level) not in {origin, ("", "")}:
             continue
         match = _FRAME.match(line.text)
         if match and (frame is None or _OWN_FRAME.search(match["path"])):

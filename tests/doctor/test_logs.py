@@ -153,6 +153,8 @@ def test_the_root_is_the_innermost_exception_of_the_process_that_failed_first():
         START,
         "(Worker_TP1 pid=8) ERROR 11-30 10:00:59 [multiproc_executor.py:953] Traceback (most recent call last):",
         "(EngineCore pid=9) INFO 11-30 10:00:59 [core.py:1] Waiting",
+        "INFO:     127.0.0.1:44700 waits",
+        "(Worker_TP1 pid=8) WARNING 11-30 10:00:59 [x.py:1] ValueError: an optional part is missing",
         "(Worker_TP1 pid=8) ERROR 11-30 10:00:59 [multiproc_executor.py:953] [rank1]: OddError: the innermost",
         "(Worker_TP1 pid=8) ERROR 11-30 10:00:59 [multiproc_executor.py:953] The above exception was the direct cause",
         "(Worker_TP1 pid=8) ERROR 11-30 10:00:59 [multiproc_executor.py:953] Traceback (most recent call last):",
