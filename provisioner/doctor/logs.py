@@ -386,7 +386,11 @@ def _describe(symptom: Symptom, found: Sequence[int], run: Run) -> Finding:
 
 def _describe_failure(failure: Failure, run: Run) -> Iterator[Finding]:
     when = "after" if run.ready_at() < len(run.lines) else "before"
-    cause = [run.quote(index) for index in (failure.root, failure.frame) if index is not None]
+    cause = [
+        f"line {run.first_number + index}: {shorten(run.lines[index].text)}"
+        for index in (failure.root, failure.frame)
+        if index is not None
+    ]
     yield Finding(
         id="unknown-failure",
         severity=Severity.ERROR,
