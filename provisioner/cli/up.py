@@ -435,6 +435,7 @@ def _show_plan(
     from provisioner.cli.shared.verdicts import describe_verdict, verdict_rows
     from provisioner.pipeline.execute import plan_environment
     from provisioner.pipeline.plan import describe_action, taken_out
+    from provisioner.series.policies import name_not_needed
 
     plan = (make_plan or plan_environment)(request, context.uv())
     lines, going = [describe_action(action) for action in plan.actions], taken_out(plan.actions)
@@ -445,8 +446,8 @@ def _show_plan(
     else:
         render.print_text("\n".join(lines) if lines else "nothing to do: everything is as the recipe says")
         render.print_table(("PATCH", "VERDICT", "FILE", "FINAL DIGEST"), verdict_rows(plan.verdict))
-        for item in request.series.left_out:
-            render.print_text(str(item))
+        for line in (*map(str, request.series.left_out), *name_not_needed(plan.verdict)):
+            render.print_text(line)
         if going:
             render.print_note(f"hint: to keep {', '.join(going)}: run with --keep-patches")
     return 1 if check and plan else 0
@@ -459,6 +460,7 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     from provisioner.pipeline.plan import describe_action, taken_out
     from provisioner.pipeline.preflight import look_at_card
     from provisioner.pipeline.user_patches import saved_text
+    from provisioner.series.policies import name_not_needed
 
     with open_reporter() as reporter:
         preflight = look_at_card(request.recipe.card)
@@ -486,8 +488,8 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
         f" (commit {outcome.receipt.build.commit}), torch {outcome.receipt.torch or 'none'}\n"
         f"  patches      {patches}"
     )
-    for item in outcome.receipt.left_out:
-        render.print_text(f"  left out     {item}")
+    for line in (*map(str, outcome.receipt.left_out), *name_not_needed(outcome.verdict)):
+        render.print_text(f"  left out     {line}")
     if going:
         again = shlex.join(["provision", "patch", "apply", *going.values(), "--venv", str(request.venv)])
         render.print_text(f"  taken out    {', '.join(going)}; to have it back: {again}")

@@ -130,6 +130,8 @@ def find_nearest(hunk: Hunk, lines: list[str]) -> _Place | None:
 
 def _explain_hunk(answer: HunkVerdict, view: HunkView, place: _Place | None) -> Iterator[str]:
     where = f" in {answer.scope}" if answer.scope else ""
+    if answer.displaced_by is not None:
+        yield f"{answer.displaced_by} comes before it and changes these lines"
     if place is None or view.line is None:
         yield f"cut for line {answer.line}{where}; not one of its lines stands in the file"
         return

@@ -3,7 +3,7 @@
 Every path is posix and relative to site-packages; every text is bytes; a line never holds its line end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from enum import StrEnum
 from types import MappingProxyType
@@ -53,6 +53,13 @@ class Verdict(StrEnum):
     def settled(self) -> bool:
         """Nothing is to be done: the change is there, whoever put it there."""
         return self in (Verdict.APPLIED, Verdict.ALREADY_IN_SERIES) or self.merged
+
+    @property
+    def outcome(self) -> str:
+        """What a receipt says of the patch once its series is carried out."""
+        if self.remains:
+            return str(Verdict.APPLIED)
+        return "not-needed" if self.merged else str(self)
 
     @property
     def fits(self) -> bool:
@@ -229,7 +236,10 @@ class FileFacts:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HunkVerdict:
     """One hunk: the old line it names, the line where it was found, their difference, the scope that it must stand in
-    (None: not known) and the one found there (None: nothing found, or not a Python file)."""
+    (None: not known) and the one found there (None: nothing found, or not a Python file).
+
+    ``displaced_by`` is the id of the earlier patch of the series that took the hunk's place.
+    """
 
     index: int
     verdict: Verdict
@@ -239,13 +249,13 @@ class HunkVerdict:
     scope: str | None = None
     found_scope: str | None = None
     why: str = ""
+    displaced_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileVerdict:
     """One path of one patch. ``before`` and ``after`` are digests around this patch in the series' own states (None:
-    no file there, or not known). ``moved_to`` is where a missing target went. ``displaced_by`` is the id of the earlier
-    patch of the series that changes the lines which this one looks for."""
+    no file there, or not known). ``moved_to`` is where a missing target went."""
 
     path: str
     verdict: Verdict
@@ -254,7 +264,6 @@ class FileVerdict:
     hunks: tuple[HunkVerdict, ...] = ()
     why: str = ""
     moved_to: str | None = None
-    displaced_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,9 +278,14 @@ class PatchVerdict:
     same_as: str | None = None
 
     @property
-    def displaced_by(self) -> str | None:
-        """The earlier patch of the series that changes lines which this one looks for; None where none does."""
-        return next((file.displaced_by for file in self.files if file.displaced_by is not None), None)
+    def displaced_by(self) -> tuple[str, ...]:
+        """The ids of the earlier patches of the series that change lines which this one looks for."""
+        return displacing(hunk for file in self.files for hunk in file.hunks)
+
+
+def displacing(hunks: Iterable[HunkVerdict]) -> tuple[str, ...]:
+    """The ids of the earlier patches that took the places of these hunks, each once."""
+    return tuple(dict.fromkeys(hunk.displaced_by for hunk in hunks if hunk.displaced_by is not None))
 
 
 def _no_modes() -> Mapping[str, int]:

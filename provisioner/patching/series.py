@@ -31,6 +31,7 @@ from provisioner.patching.model import (
     SeriesPatch,
     SeriesVerdict,
     Verdict,
+    displacing,
     paths_of,
 )
 from provisioner.patching.shipping import Missing, Shipment
@@ -171,7 +172,7 @@ class _Track:
     pristine: Contents | None
     state: State
     explanation: Explanation | None = None
-    history: list[tuple[int, Contents]] = field(default_factory=list)
+    history: list[tuple[int, State]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ class _Judge:
         for turn in turns:
             assert turn.step.after is not None
             turn.track.state = turn.step.after
-            turn.track.history.append((turn.link.patch, turn.step.after.contents))
+            turn.track.history.append((turn.link.patch, turn.step.after))
             for change in turn.link.changes:
                 mode = _mode_after(change)
                 if mode is None:
@@ -315,6 +316,8 @@ class _Judge:
         why = next((done.why for _, done in parts if isinstance(done, Refused) and done.why), "")
         verdict, reason = self._file_verdict(number, turn, path, forward, same_as)
         explanation = turn.track.explanation
+        if explanation is not None and not verdict.holds:
+            hunks = self._name_displacing(turn, path, hunks)
         if explanation is None:
             hunks = _hunks_on_disk(self._facts[path], parts, hunks)
         elif number in explanation.partial:
@@ -322,31 +325,29 @@ class _Judge:
             hunks = tuple(replace(h, verdict=Verdict.APPLIED, why="") if h.index in present else h for h in hunks)
         hunks = tuple(_restate(hunk, verdict) for hunk in hunks)
         after = turn.step.after
-        displaced_by = self._displaced_by(turn, path) if forward is verdict and not verdict.holds else None
-        if displaced_by is not None:
-            why = f"{displaced_by} comes before it and changes these lines" + (f"; {why}" if why else "")
         return FileVerdict(
             path=path,
             verdict=verdict,
             before=self._digest(turn.step.before.contents[at]),
             after=None if after is None else self._digest(after.contents[at]),
             hunks=hunks,
-            why=reason or ("" if verdict.holds else why),
-            displaced_by=displaced_by,
+            why=_name_in_reason(displacing(hunks), reason or ("" if verdict.holds else why)),
         )
 
-    def _displaced_by(self, turn: _Turn, path: str) -> str | None:
-        """The id of the last earlier patch before which this one still finds its lines in the file."""
-        track = turn.track
-        if track.pristine is None:
-            return None
-        earlier = [(patch, contents) for patch, contents in track.history if patch < turn.link.patch]
-        befores = [track.pristine, *(contents for _, contents in earlier)]
-        for (patch, _), before in zip(reversed(earlier), reversed(befores[:-1]), strict=True):
-            outcomes = carry_out(track.strand, State(contents=before), turn.link).outcomes
-            if all(isinstance(done, Applied) for change, done in outcomes if change.path == path):
-                return self._series[patch].patch.id
-        return None
+    def _name_displacing(self, turn: _Turn, path: str, hunks: tuple[HunkVerdict, ...]) -> tuple[HunkVerdict, ...]:
+        """Say of each hunk without a place which earlier patch took it: the last that found the place and left none."""
+        track, link = turn.track, turn.link
+        earlier = [(patch, state) for patch, state in track.history if patch < link.patch]
+        if track.pristine is None or not earlier:
+            return hunks
+        states = [State(contents=track.pristine), *(state for _, state in earlier)]
+        fitting = [_fitting_hunks(carry_out(track.strand, state, link), path) for state in states]
+        taken: dict[int, str] = {}
+        for at, (patch, _) in enumerate(earlier):
+            taken |= dict.fromkeys(fitting[at] - fitting[at + 1], self._series[patch].patch.id)
+        return tuple(
+            hunk if hunk.index in fitting[-1] else replace(hunk, displaced_by=taken.get(hunk.index)) for hunk in hunks
+        )
 
     def _file_verdict(
         self, number: int, turn: _Turn, path: str, forward: Verdict, same_as: int | None
@@ -410,6 +411,25 @@ def _does_the_same(first: _Turn, second: _Turn) -> bool:
     return again is not None and again.contents == first.step.after.contents
 
 
+def _name_in_reason(displacing: Sequence[str], why: str) -> str:
+    names = ", ".join(displacing)
+    if not names:
+        return why
+    verbs = "come before it and change" if len(displacing) > 1 else "comes before it and changes"
+    return f"{names} {verbs} these lines" + (f"; {why}" if why else "")
+
+
+def _fitting_hunks(step: Step, path: str) -> frozenset[int]:
+    """The hunks for a path that have their place in the state before the step."""
+    return frozenset(
+        hunk.index
+        for change, done in step.outcomes
+        if change.path == path
+        for hunk in done.hunks
+        if hunk.verdict.applies
+    )
+
+
 def _track(strand: Strand, facts: Mapping[str, FileFacts]) -> _Track:
     found = tuple(facts[path].content for path in strand.paths)
     pristine = _pristine_of(strand, facts, found)
@@ -418,7 +438,7 @@ def _track(strand: Strand, facts: Mapping[str, FileFacts]) -> _Track:
 
 def _states_of(track: _Track) -> tuple[Contents, ...]:
     known = () if track.pristine is None else (track.pristine,)
-    return (*known, *(contents for _, contents in track.history))
+    return (*known, *(state.contents for _, state in track.history))
 
 
 def _explain(track: _Track) -> Explanation | None:
@@ -426,7 +446,7 @@ def _explain(track: _Track) -> Explanation | None:
     if track.pristine is None:
         return None
     for number in range(len(track.history), 0, -1):
-        if track.history[number - 1][1] == track.found:
+        if track.history[number - 1][1].contents == track.found:
             return Explanation(applied=frozenset(patch for patch, _ in track.history[:number]))
     if track.found == track.pristine:
         return Explanation()

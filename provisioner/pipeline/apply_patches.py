@@ -56,17 +56,18 @@ def apply(
     sources: Sequence[PatchSource],
     *,
     reset: bool = False,
+    strict: bool = False,
     on_wait: "Callable[[Holder | None], None]" = lambda _holder: None,
 ) -> Application:
     """Bring the files to the end of the series in one transaction, and record it.
 
     Where all is true already nothing is opened for writing. Where a patch stands in the way nothing is written, and the
     judgement says so; with ``reset``, files that hold foreign bytes, part of a patch or an older text of one count as
-    shipped. Raises ConflictError where the series makes a file that is no Python, what a transaction raises, and
-    BusyError.
+    shipped; with ``strict``, a patch whose change the build has already stands in the way. Raises ConflictError where
+    the series makes a file that is no Python, what a transaction raises, and BusyError.
     """
     site = tree.site
-    looked = _look(tree, sources, reset=reset)
+    looked = _look(tree, sources, reset=reset, strict=strict)
     if _is_settled(site, looked):
         return Application(judgement=looked.judgement)
     # Here, so that a run which finds nothing to do loads nothing of it.
@@ -75,8 +76,8 @@ def apply(
 
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
         recovery = recover_site(site)
-        looked = _look(tree, sources, reset=reset)
-        if looked.judgement.verdict.blocking:
+        looked = _look(tree, sources, reset=reset, strict=strict)
+        if looked.judgement.blocking:
             return Application(judgement=looked.judgement, recovery=recovery)
         judgement = insist_on_python(site, looked.judgement, looked.steps)
         with _nothing_written(site):
@@ -128,12 +129,12 @@ class _Looked:
     steps: tuple[FileStep, ...]
 
 
-def _look(tree: InstalledTree, sources: Sequence[PatchSource], *, reset: bool) -> _Looked:
+def _look(tree: InstalledTree, sources: Sequence[PatchSource], *, reset: bool, strict: bool) -> _Looked:
     series = with_applied(tree.site, sources)
-    judgement = judge_installed(tree, series)
+    judgement = replace(judge_installed(tree, series), strict=strict)
     if reset and (paths := resettable_paths(judgement.verdict, series)):
         judgement = _judge_as_if_reset(tree, series, judgement, paths)
-    steps = () if judgement.verdict.blocking else make_plan(judgement.verdict, judgement.facts).steps
+    steps = () if judgement.blocking else make_plan(judgement.verdict, judgement.facts).steps
     return _Looked(sources=series, judgement=judgement, steps=steps)
 
 
@@ -160,7 +161,7 @@ def _is_settled(site: Site, looked: _Looked) -> bool:
     return (
         not is_interrupted(site.state_dir)
         and not looked.steps
-        and not looked.judgement.verdict.blocking
+        and not looked.judgement.blocking
         and is_receipt_current(read_receipt(site.state_dir), _make_receipt(site, looked))
     )
 
@@ -185,7 +186,7 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
     )
     now = datetime.now(UTC).isoformat(timespec="seconds")
     if former is not None:
-        return replace(former, created=now, tool=__version__, patches=(*patches, *idle_patches(former, patches)))
+        return replace(former, created=now, tool=__version__, patches=with_idle(patches, former))
     from provisioner.environment.integrity import read_build
 
     build = InstalledBuild(
@@ -196,13 +197,17 @@ def _make_receipt(site: Site, looked: _Looked) -> Receipt:
         wheel=None,
         wheel_sha256=None,
     )
-    return Receipt(created=now, tool=__version__, build=build, patches=patches, python=site.python)
+    return Receipt(created=now, tool=__version__, build=build, patches=with_idle(patches, None), python=site.python)
 
 
-def idle_patches(former: Receipt, patches: Sequence[AppliedPatch]) -> tuple[AppliedPatch, ...]:
-    """The entries of a receipt for patches that the build holds already, which stay true."""
+def with_idle(patches: Sequence[AppliedPatch], former: Receipt | None) -> tuple[AppliedPatch, ...]:
+    """The entries of a new receipt: what is applied, in order, then by id what the build holds already, that of the
+    former receipt among it, which stays true."""
     ids = {patch.id for patch in patches}
-    return tuple(entry for entry in former.patches if entry.verdict != Verdict.APPLIED and entry.id not in ids)
+    every = (*patches, *(entry for entry in (former.patches if former else ()) if entry.id not in ids))
+    applied = [entry for entry in patches if entry.verdict == Verdict.APPLIED]
+    idle = [entry for entry in every if entry.verdict != Verdict.APPLIED]
+    return (*applied, *sorted(idle, key=lambda entry: entry.id))
 
 
 def describe_applied(source: PatchSource, patch: PatchVerdict) -> AppliedPatch:
@@ -212,7 +217,7 @@ def describe_applied(source: PatchSource, patch: PatchVerdict) -> AppliedPatch:
         source=patch.source,
         text=digest_of(source.kept),
         policy=source.policy,
-        verdict=str(Verdict.APPLIED if patch.verdict.remains else patch.verdict),
+        verdict=patch.verdict.outcome,
         files=tuple(
             PatchedFile(path=file.path, before=file.before, after=file.after, scopes=_scopes_of(file))
             for file in patch.files

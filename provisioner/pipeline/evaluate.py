@@ -33,6 +33,7 @@ from provisioner.patching.series import judge_series, learn_cuts, touched_paths
 from provisioner.patching.steps import FileStep
 from provisioner.records import dataclass
 from provisioner.resources import patches_folder
+from provisioner.series.policies import name_not_needed
 from provisioner.series.sources import PatchSource
 from provisioner.transaction.filesystem import refusal_of
 from provisioner.transaction.interrupted import is_interrupted
@@ -90,6 +91,7 @@ class Judgement:
     """A series judged on a tree. ``notes`` are remarks for people.
 
     ``interrupted``: a change of these files is going on or was interrupted, so that they may be half changed.
+    ``strict``: a patch whose change the build has already stands in the way, too.
     """
 
     distribution: str
@@ -99,12 +101,23 @@ class Judgement:
     edits: tuple[ForeignEdit, ...] = ()
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    strict: bool = False
+
+    @property
+    def blocking(self) -> tuple[PatchVerdict, ...]:
+        """The patches that stand in the way of carrying out the series."""
+        return (*self.verdict.blocking, *(self.verdict.not_needed if self.strict else ()))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and what is left out because the build has it."""
+        return (*self.notes, *(() if self.strict else name_not_needed(self.verdict)))
 
     @property
     def exit_code(self) -> int:
         """The fixed table: 0 where the series can be carried out, 3 for an invalid patch, 5 for what else stands in the
         way, 1 where only an interrupted change waits for recovery."""
-        verdicts = {patch.verdict for patch in self.verdict.blocking}
+        verdicts = {patch.verdict for patch in self.blocking}
         if Verdict.INVALID in verdicts:
             return 3
         if verdicts:

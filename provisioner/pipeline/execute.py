@@ -747,7 +747,7 @@ def _applied_patches(request: Request, verdict: SeriesVerdict) -> tuple[AppliedP
             source=patch.source,
             text=_text_digest(request, items[patch.id]),
             policy=request.series.policies.get(patch.id, "required"),
-            verdict="applied" if patch.verdict.remains else str(patch.verdict),
+            verdict=patch.verdict.outcome,
             files=tuple(
                 PatchedFile(path=file.path, before=file.before, after=file.after)
                 for file in patch.files

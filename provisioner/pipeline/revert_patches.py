@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 
 from provisioner import __version__
 from provisioner.documents.receipt import AppliedPatch
+from provisioner.environment.site import Site
 from provisioner.environment.state import read_receipt, recover_site
 from provisioner.errors import ConflictError, ForeignBytesError, UsageError
 from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.patching.plan import plan_revert, plan_without
 from provisioner.patching.steps import FileStep
-from provisioner.pipeline.apply_patches import WAIT_SECONDS, describe_applied, idle_patches, record_in_receipt
+from provisioner.pipeline.apply_patches import WAIT_SECONDS, describe_applied, record_in_receipt, with_idle
 from provisioner.pipeline.evaluate import (
     InstalledTree,
     Judgement,
@@ -56,13 +57,13 @@ def withdraw(
     """
     site = tree.site
     if not (is_interrupted(site.state_dir) or applied_sources(site) or sources):
-        _refuse_unknown(ids, ())
+        _refuse_unknown(ids, (), site)
         return Withdrawal(ids=(), files=(), remaining=(), absent=tuple(ids))
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
         recovery = recover_site(site)
         series = with_applied(site, sources)
         applied = [source.id for source in series]
-        _refuse_unknown(ids, applied)
+        _refuse_unknown(ids, applied, site)
         going = frozenset(ids or applied) & frozenset(applied)
         if not going:
             return Withdrawal(ids=(), files=(), remaining=tuple(applied), absent=tuple(ids), recovery=recovery)
@@ -86,8 +87,9 @@ def withdraw(
     )
 
 
-def _refuse_unknown(ids: Sequence[str], applied: Sequence[str]) -> None:
-    known = (*applied, *stored_patch_names())
+def _refuse_unknown(ids: Sequence[str], applied: Sequence[str], site: Site) -> None:
+    receipt = read_receipt(site.state_dir)
+    known = (*applied, *(entry.id for entry in (receipt.patches if receipt else ())), *stored_patch_names())
     for patch_id in ids:
         if patch_id not in known:
             raise UsageError(
@@ -135,7 +137,7 @@ def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> Non
         return
     patches = describe_standing(tree, staying)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    kept = (*patches, *idle_patches(receipt, patches))
+    kept = with_idle(patches, receipt)
     record_in_receipt(site, replace(receipt, created=now, tool=__version__, patches=kept))
 
 

@@ -69,7 +69,7 @@ def refuse_blocked(verdict: SeriesVerdict, series: RecipeSeries, *, where: str) 
     count = len(series.patches)
     lines = [line for patch in blocking for line in explain_patch(patch)]
     error = InvalidPatchError if any(patch.verdict is Verdict.INVALID for patch in blocking) else ConflictError
-    displacing = dict.fromkeys(patch.displaced_by for patch in blocking if patch.displaced_by is not None)
+    displacing = dict.fromkeys(name for patch in blocking for name in patch.displaced_by)
     if any(patch.verdict.resettable for patch in blocking):
         hint = "run again with --reapply-patches to restore the files as shipped first"
     elif displacing:
@@ -83,6 +83,11 @@ def refuse_blocked(verdict: SeriesVerdict, series: RecipeSeries, *, where: str) 
         found="\n".join(lines),
         hints=(hint,),
     )
+
+
+def name_not_needed(verdict: SeriesVerdict) -> tuple[str, ...]:
+    """A line for each patch that is left out because the build has it."""
+    return tuple(f"{patch.id}: not needed here, the build has it already" for patch in verdict.not_needed)
 
 
 def refuse_merged(verdict: SeriesVerdict, *, where: str) -> None:

@@ -145,6 +145,7 @@ def test_check_gives_the_whole_story_as_json(desk: Desk) -> None:
                 "verdict": "applies",
                 "why": "",
                 "same_as": None,
+                "displaced_by": [],
                 "files": [
                     {
                         "path": "demo/two.py",
@@ -163,6 +164,7 @@ def test_check_gives_the_whole_story_as_json(desk: Desk) -> None:
                                 "scope": None,
                                 "found_scope": None,
                                 "why": "scope unknown",
+                                "displaced_by": None,
                             }
                         ],
                     }
@@ -919,6 +921,71 @@ def test_every_hint_of_check_works_as_printed(desk: Desk) -> None:
     (lint,) = [line for line in conflict.err.splitlines() if "patch lint" in line]
     assert lint.endswith(f"--site-packages {desk.site} --package demo")
     assert main(shlex.split(lint.partition("provision ")[2])) == 0
+
+
+def test_two_patches_on_the_same_lines_name_the_earlier_one_and_the_way_out(desk: Desk) -> None:
+    first = desk.patch("first", two=[(b"other = 2", b"other = 20")])
+    second = desk.patch("second", two=[(b"other = 2", b"other = 22"), (b"third = 3", b"third = 33")])
+    refused = desk.run("apply", first, second)
+    assert refused.code == 5
+    assert "first comes before it and changes these lines" in refused.out
+    assert "hint: run again with --without-patch first, which leaves it out" in refused.err
+    assert desk.check(first, second).json["patches"][1]["displaced_by"] == ["first"]
+    assert desk.run("apply", first, second, "--without-patch", "first").code == 0
+    assert desk.read("demo/two.py") == b"value = 1\nother = 22\nthird = 33\n"
+
+
+def test_an_earlier_patch_that_stands_there_already_is_taken_back(desk: Desk) -> None:
+    assert desk.run("apply", desk.patch("first", two=[(b"other = 2", b"other = 20")])).code == 0
+    second = desk.patch("second", two=[(b"other = 2", b"other = 22")])
+    refused = desk.run("apply", second)
+    assert refused.code == 5
+    (hint,) = [line for line in refused.err.splitlines() if "revert" in line]
+    assert main(shlex.split(hint.partition("provision ")[2])) == 0
+    assert desk.run("apply", second).code == 0
+
+
+def test_a_patch_to_leave_out_that_the_series_lacks_is_a_usage_error(desk: Desk) -> None:
+    patch = desk.patch("first", two=[(b"other = 2", b"other = 20")])
+    refused = desk.run("check", patch, "--without-patch", "frist")
+    assert refused.code == 2
+    assert "did you mean 'first'?" in refused.err
+
+
+def test_what_the_build_has_already_is_left_out_of_a_series(desk: Desk) -> None:
+    merged = desk.write("merged", b"--- a/demo/two.py\n+++ b/demo/two.py\n@@ -1 +1 @@\n-value = 0\n+value = 1\n")
+    fix = desk.patch("fix", two=[(b"other = 2", b"other = 22")])
+    checked = desk.check(merged, fix)
+    assert (checked.code, checked.verdicts()) == (0, {"merged": "probably-merged", "fix": "applies"})
+    note = "merged: not needed here, the build has it already"
+    assert checked.json["notes"] == [note]
+    before = desk.state()
+    for command in ("check", "apply"):
+        strict = desk.run(command, merged, fix, "--strict")
+        assert strict.code == 5
+        assert note not in strict.err
+    assert desk.state() == before
+    done = desk.run("apply", merged, fix)
+    assert done.code == 0
+    assert f"note: {note}" in done.err
+    assert desk.read("demo/two.py") == b"value = 1\nother = 22\nthird = 3\n"
+    receipt = json.loads((desk.site / ".provision" / "receipt.json").read_text(encoding="utf-8"))
+    assert {patch["id"]: patch["verdict"] for patch in receipt["patches"]} == {"fix": "applied", "merged": "not-needed"}
+    assert receipt["patches"][1]["files"] == []
+    stamps = desk.stamps()
+    assert desk.run("apply", merged, fix).out.startswith("nothing to do")
+    assert desk.stamps() == stamps
+    assert desk.run("apply", fix).out.startswith("nothing to do")
+    assert desk.stamps() == stamps
+    assert "not applied: merged" in desk.run("revert", "merged").out
+    assert desk.run("revert").code == 0
+    assert desk.read("demo/two.py") == FILES["demo/two.py"]
+
+
+def test_a_patch_that_is_merged_in_part_stands_in_the_way(desk: Desk) -> None:
+    head, merged = b"--- a/demo/two.py\n+++ b/demo/two.py\n", b"@@ -1 +1 @@\n-value = 0\n+value = 1\n"
+    text = head + merged + b"@@ -3 +3 @@\n-third = 3\n+third = 4\n"
+    assert desk.run("check", desk.write("part", text)).code == 5
 
 
 def test_the_hint_of_a_revert_that_others_need_works_as_printed(desk: Desk) -> None:

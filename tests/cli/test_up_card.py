@@ -62,7 +62,7 @@ class Bed:
     def run(self, **options: Any) -> int:
         request = SimpleNamespace(recipe=open_recipe("hynix-stable"), venv=self.venv, bare=options.get("bare", False))
         outcome = SimpleNamespace(
-            actions=(), verdict=SimpleNamespace(patches=()), receipt=read_receipt(self.site.state_dir)
+            actions=(), verdict=SimpleNamespace(patches=(), not_needed=()), receipt=read_receipt(self.site.state_dir)
         )
         context = SimpleNamespace(uv=lambda: None)
         return up._carry_out(request, context, lambda *_: outcome, replace(OPTIONS, **options))  # type: ignore[arg-type]

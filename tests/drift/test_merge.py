@@ -282,8 +282,8 @@ def is_nullable(path: tuple[Any, ...]) -> bool:
     return path[-1] in {
         "builds": {"failure", "commit", "variant", "uploaded"},
         "patches": {"same_as", "merged_as", "in_history"},
-        "files": {"before", "after", "moved_to", "displaced_by"},
-        "hunks": {"found", "offset", "scope", "found_scope"},
+        "files": {"before", "after", "moved_to"},
+        "hunks": {"found", "offset", "scope", "found_scope", "displaced_by"},
         "views": {"line"},
     }.get(container, set())
 

@@ -159,6 +159,42 @@ def test_text_that_stands_through_another_patch_is_no_merge() -> None:
     found = judge(series_of(patch_of("more", PRISTINE, more), replace(P1, id="less")), PRISTINE)
     assert found.patches[1].verdict is Verdict.CONFLICT
     assert "through earlier patches" in found.patches[1].why
+    assert found.patches[1].displaced_by == ("more",)
+
+
+def test_a_refusal_names_the_earlier_patch_that_changed_the_lines() -> None:
+    """Cut against the files as shipped, after a patch on the same lines: of three earlier ones the one that is in the
+    way, for each hunk."""
+    near = change(PRISTINE, OPS, "load_4 = x + 4", "load_4 = near(x)")
+    far = change(near, OPS, "store_4 = x + 4", "store_4 = near(x)")
+    elsewhere = change(far, OPS, "scale_4 = x + 4", "scale_4 = near(x)")
+    series = [patch_of(name, *trees) for name, trees in {
+        "near": (PRISTINE, near), "far": (near, far), "elsewhere": (far, elsewhere)}.items()]  # fmt: skip
+    whole = patch_of("whole", PRISTINE, change(ONE, OPS, "store_4 = x + 4", "store_4 = 1"))
+    for disk in (PRISTINE, near, elsewhere):
+        found = judge(series_of(*series, P1, whole), disk)
+        one, both = found.patches[3:]
+        assert (one.verdict, one.displaced_by) == (Verdict.CONFLICT, ("near",))
+        assert "near comes before it and changes these lines; its old line 4 stands nowhere" in one.why
+        assert (both.verdict, both.displaced_by) == (Verdict.CONFLICT, ("near", "far"))
+        assert [hunk.displaced_by for hunk in both.files[0].hunks] == ["near", "far"]
+        assert not any(patch.displaced_by for patch in found.patches[:3])
+
+
+def test_a_file_that_an_earlier_patch_made_or_deleted_names_it() -> None:
+    makes, again = (patch_of(name, {}, {NEW: text}) for name, text in (("makes", b"a = 1\n"), ("again", b"b = 1\n")))
+    gone = {path: data for path, data in PRISTINE.items() if path != OPS}
+    found = judge(series_of(makes, patch_of("gone", PRISTINE, gone), again, P1), PRISTINE)
+    assert [patch.displaced_by for patch in found.patches] == [(), (), ("makes",), ("gone",)]
+
+
+def test_nobody_is_named_where_the_build_itself_is_another() -> None:
+    upstream = change(PRISTINE, OPS, "load_4 = x + 4", "load_four = x + 4")
+    far = patch_of("far", PRISTINE, change(PRISTINE, OPS, "store_4 = x + 4", "store_4 = 0"))
+    found = judge(series_of(far, P1), upstream, pristine=upstream)
+    assert verdicts(found) == {"far": "applies", "p1": "conflict"}
+    assert found.patches[1].displaced_by == ()
+    assert "comes before it" not in found.patches[1].why
 
 
 def test_a_patch_is_whole_or_not_at_all() -> None:

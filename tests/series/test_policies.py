@@ -23,7 +23,7 @@ SERIES = RecipeSeries(patches=PATCHES, policies=dict.fromkeys(("theirs", "ours")
 
 def test_a_patch_on_the_lines_of_an_earlier_one_names_it_and_the_way_out() -> None:
     verdict = judge_recipe(SERIES, facts_of(PATCHES, PRISTINE), None)
-    assert [patch.displaced_by for patch in verdict.patches] == [None, "theirs"]
+    assert [patch.displaced_by for patch in verdict.patches] == [(), ("theirs",)]
     with pytest.raises(ConflictError) as caught:
         refuse_blocked(verdict, SERIES, where="venv")
     assert "theirs comes before it and changes these lines" in str(caught.value.found)
@@ -33,7 +33,7 @@ def test_a_patch_on_the_lines_of_an_earlier_one_names_it_and_the_way_out() -> No
 def test_a_conflict_with_the_build_itself_names_no_patch() -> None:
     elsewhere = change(PRISTINE, OPS, "load_4 = x + 4", "load_4 = x + 99")
     verdict = judge_series(PATCHES[1:], facts_of(PATCHES[1:], elsewhere, elsewhere))
-    assert [patch.displaced_by for patch in verdict.patches] == [None]
+    assert [patch.displaced_by for patch in verdict.patches] == [()]
     assert verdict.blocking
 
 

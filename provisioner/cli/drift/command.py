@@ -205,14 +205,31 @@ def _prepare(
     from provisioner.drift.subjects import recipe_subjects
 
     clone = open_clone(history) if history is not None else None
+    forks = _open_forks(chosen, fork_dir, index_url)
     return _Task(
-        subjects=(*recipe_subjects(chosen, texts, _open_forks(chosen, fork_dir, index_url)), *own),
+        subjects=(*recipe_subjects(chosen, texts, forks), *own),
         builds=builds,
         settings=settings,
         against=tuple(against),
         witness=_witness(against, clone, settings),
-        remarks=tuple(_doubt(clone, builds)) if clone is not None else (),
+        remarks=(
+            *(
+                remark
+                for recipe in chosen
+                if recipe.name in forks
+                for remark in _say_unpinned(recipe, forks[recipe.name])
+            ),
+            *(_doubt(clone, builds) if clone is not None else ()),
+        ),
     )
+
+
+def _say_unpinned(recipe: "Recipe", fork: "ForkBase") -> "Iterator[str]":
+    """What to say of a fork that is not as the recipe pins it, since its patches are judged as they lie there."""
+    found = fork.checkout
+    if recipe.fork is not None and (found.commit != recipe.fork.commit or found.edits):
+        edited = " with local edits" if found.edits else ""
+        yield f"{recipe.name}: the fork in {found.folder} is at {found.commit[:12]}{edited}, not the pinned commit"
 
 
 def _open_forks(recipes: "Iterable[Recipe]", fork_dir: Path | None, index_url: str | None) -> "dict[str, ForkBase]":

@@ -130,7 +130,8 @@ def check(
 
     Example: [bold]provision patch check hynix-stable --against pypi:0.27.1[/bold]
     """
-    from provisioner.errors import ConflictError
+    from dataclasses import replace
+
     from provisioner.pipeline.evaluate import judge
 
     asked = Asked(
@@ -138,9 +139,9 @@ def check(
         strip=strip, cut_against=cut_against, overlay=overlay, without=without_patch,
     )  # fmt: skip
     with _opened_tree(asked) as tree:
-        judgement = judge(tree, _read_sources(asked, tree))
+        judgement = replace(judge(tree, _read_sources(asked, tree)), strict=strict)
     _show_judgement(judgement, asked, as_json=as_json)
-    return ConflictError.exit_code if strict and judgement.verdict.not_needed else judgement.exit_code
+    return judgement.exit_code
 
 
 def apply(
@@ -166,18 +167,13 @@ def apply(
     """
     from provisioner.cli.shared import render
     from provisioner.pipeline.apply_patches import apply as apply_series
-    from provisioner.pipeline.evaluate import judge
-    from provisioner.series.policies import refuse_merged
 
     asked = Asked(
         what=what, venv=venv, site_packages=site_packages, package=package, wheel=wheel, root=root, strip=strip,
         cut_against=cut_against, overlay=overlay, without=without_patch,
     )  # fmt: skip
     tree = _open_installed(asked)
-    sources = _read_sources(asked, tree)
-    if strict:
-        refuse_merged(judge(tree, sources).verdict, where=str(tree.site.site_packages))
-    application = apply_series(tree, sources, reset=reset, on_wait=_say_waiting)
+    application = apply_series(tree, _read_sources(asked, tree), reset=reset, strict=strict, on_wait=_say_waiting)
     _say_recovery(application.recovery)
     if application.judgement.exit_code:
         _show_judgement(application.judgement, asked, as_json=as_json)
@@ -461,7 +457,7 @@ def _show_judgement(judgement: "Judgement", asked: Asked, *, as_json: bool) -> N
     render.print_table(("PATCH", "VERDICT", "FILE", "DETAIL"), judgement_rows(judgement.verdict))
     for edit in judgement.edits:
         render.print_note(edit_text(edit))
-    for note in judgement.notes:
+    for note in judgement.remarks:
         render.print_note(f"note: {note}")
     given = Given(options=asked.place)
     for hint in judgement_hints(judgement, asked.named()):
@@ -477,6 +473,8 @@ def _show_changes(judgement: "Judgement", files: "tuple[FileOutcome, ...]", *, a
     if as_json:
         render.print_json("patch-apply", {**describe_judgement(judgement), "files": [asdict(file) for file in files]})
         return
+    for note in judgement.remarks:
+        render.print_note(f"note: {note}")
     if not files:
         render.print_text("nothing to do: every patch is applied")
         return

@@ -29,7 +29,7 @@ def describe_judgement(judgement: Judgement) -> dict[str, Any]:
         "patches": [describe_patch(patch) for patch in judgement.verdict.patches],
         "final": dict(judgement.verdict.final_digests),
         "foreign": [describe_edit(edit) for edit in judgement.edits],
-        "notes": list(judgement.notes),
+        "notes": list(judgement.remarks),
         "interrupted": judgement.interrupted,
     }
 
@@ -42,6 +42,7 @@ def describe_patch(patch: PatchVerdict) -> dict[str, Any]:
         "verdict": str(patch.verdict),
         "why": patch.why,
         "same_as": patch.same_as,
+        "displaced_by": list(patch.displaced_by),
         "files": [describe_file(file) for file in patch.files],
     }
 
@@ -70,6 +71,7 @@ def describe_hunk(hunk: HunkVerdict) -> dict[str, Any]:
         "scope": hunk.scope if hunk.scope is not None else hunk.found_scope,
         "found_scope": hunk.found_scope,
         "why": hunk.why,
+        "displaced_by": hunk.displaced_by,
     }
 
 
@@ -217,23 +219,29 @@ def judgement_hints(judgement: Judgement, named: Sequence[str]) -> Iterator[str]
             f"{blind} of {count_text(len(hunks), 'hunk')} not at the line named, or with several places; to tell in "
             "which class or function each must stand, name the release they were cut against: --cut-against VERSION"
         )
-    if any(patch.verdict.resettable for patch in judgement.verdict.blocking):
+    if any(patch.verdict.resettable for patch in judgement.blocking):
         what = shlex.join(named)
         yield f"to restore these files as shipped first, then apply: provision patch apply {what} --reset"
-    for patch in judgement.verdict.blocking:
+    for patch in judgement.blocking:
         if patch.verdict is Verdict.INVALID:
             yield f"provision patch lint {shlex.quote(patch.source)}"
+        elif patch.displaced_by:
+            yield from (_without(other) for other in judgement.verdict.patches if other.id in patch.displaced_by)
+        elif patch.verdict.merged:
+            yield "leave --strict out: what the build has is then left out, and the receipt says so"
         elif not patch.verdict.resettable:
             yield _next_of_conflict(patch, judgement)
 
 
+def _without(earlier: PatchVerdict) -> str:
+    """How an earlier patch makes way: one that is applied is taken back, another is left out."""
+    if earlier.verdict is Verdict.APPLIED:
+        return f"provision patch revert {shlex.quote(earlier.id)}"
+    return f"run again with --without-patch {shlex.quote(earlier.id)}, which leaves it out"
+
+
 def _next_of_conflict(patch: PatchVerdict, judgement: Judgement) -> str:
     """A patch of the store is carried to the build; of another one, each hunk's place is what there is to look at."""
-    displacing = next((other for other in judgement.verdict.patches if other.id == patch.displaced_by), None)
-    if displacing is not None and displacing.verdict is Verdict.APPLIED:
-        return f"provision patch revert {shlex.quote(displacing.id)}"
-    if displacing is not None:
-        return f"run again with --without-patch {shlex.quote(displacing.id)}, which leaves it out"
     if patch.id in stored_patch_names():
         return f"provision patch refresh {patch.id} --onto {spec_of(judgement.version)}"
     return f"provision patch lint {shlex.quote(patch.source)}"

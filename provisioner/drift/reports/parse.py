@@ -206,7 +206,6 @@ def _parse_file(table: Table) -> FileVerdict:
         hunks=tuple(_parse_hunk(entry) for entry in _tables(table, "hunks")),
         why=table.take("why", str),
         moved_to=table.take_optional("moved_to", str),
-        displaced_by=table.take_optional("displaced_by", str),
     )
     table.close()
     return file
@@ -222,6 +221,7 @@ def _parse_hunk(table: Table) -> HunkVerdict:
         scope=table.take_optional("scope", str),
         found_scope=table.take_optional("found_scope", str),
         why=table.take("why", str),
+        displaced_by=table.take_optional("displaced_by", str),
     )
     table.close()
     return hunk
