@@ -3,11 +3,11 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 VENV   := .venv
 BIN    := $(VENV)/bin
 # Two workers, whole files each: fixtures of a file are built once.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile -p no:randomly
 # Without an argument pip follows the user's own settings: index, mirror, find-links, proxy, certificate.
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: install dev test test-fast test-tools test-server check format lint types bench docs wheel clean
+.PHONY: install dev test test-fast test-random test-tools test-server check format lint types bench docs wheel clean
 
 install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
@@ -25,6 +25,10 @@ test: dev
 
 test-fast: dev
 	$(PYTEST) -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
+
+# The same in an order of its own each time; its seed is printed. Files that tell a story need their own order.
+test-random: dev
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
 
 # What the longest tests need; both say so where the machine cannot have it.
 test-tools:

@@ -138,6 +138,8 @@ class Host:
         if self.server is not None:
             os.killpg(self.server.pid, signal.SIGKILL)
             self.server.wait()
+            assert self.server.stdout is not None
+            self.server.stdout.close()
             self.server = None
 
 
@@ -335,7 +337,7 @@ int cuGetErrorName(int code, const char **name) { *name = "CUDA_ERROR_UNKNOWN"; 
 def make_wedged_card(folder: Path) -> dict[str, str]:
     """A card that NVML lists and CUDA makes no context on; the variables with which a host has it."""
     folder.mkdir()
-    nvml = (ROOT / "tests" / "gpu" / "fake_nvml.py").read_text()
+    nvml = (ROOT / "tests" / "support" / "fake_nvml.py").read_text()
     (folder / "pynvml.py").write_text(
         f"{nvml}\n\nRIG = FakeNvml()\n\n\ndef __getattr__(name):\n    return getattr(RIG, name)\n"
     )

@@ -20,6 +20,7 @@ from tests.deploy.fleet import PATCH, Fleet, FrontIndex, Host, Run, can_unshare,
 from tests.support.wheels import wheel_bytes, write_wheel
 
 pytestmark = [
+    pytest.mark.background,
     pytest.mark.network,
     pytest.mark.slow,
     pytest.mark.timeout(600),

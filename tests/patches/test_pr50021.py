@@ -23,7 +23,7 @@ from provisioner.resources import patches_folder
 
 from tests.patches.conftest import ReadRelease
 
-pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.background, pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PATCH = open_stored_patch(patches_folder(), "pr50021-gdn-spec-bounds")
 FOLDER = PATCH.folder

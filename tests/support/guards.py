@@ -27,12 +27,13 @@ _PACKAGES = ("provisioner", "benchmarks")
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing() -> Iterator[None]:
+def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the test that leaves a thread or a child behind, or other state of the process changed."""
     threads, children, state, modules = set(threading.enumerate()), _list_children(), _read_state(), _read_modules()
     yield
     left = [f"the thread {thread.name}" for thread in set(threading.enumerate()) - threads if _stays(thread)]
-    left += [f"the process {pid}" for pid in _await_children(children)]
+    if request.node.get_closest_marker("background") is None:
+        left += [f"the process {pid}" for pid in _await_children(children)]
     now = _read_state()
     left += [f"a changed {name}" for name in now.keys() | state.keys() if now.get(name) != state.get(name)]
     left += _compare_modules(*modules)
