@@ -449,7 +449,7 @@ def test_required_patches_that_the_build_has_are_satisfied(tmp_path: Path, serve
     outcome = provision(request, shop.uv, Silence())
     assert verdicts(outcome.verdict) == dict.fromkeys(OURS, "probably-merged")
     assert [(patch.id, patch.verdict, patch.files) for patch in outcome.receipt.patches] == [
-        (patch_id, "probably-merged", ()) for patch_id in OURS
+        (patch_id, "not-needed", ()) for patch_id in OURS
     ]
     assert not any(isinstance(action, ChangeFiles) for action in outcome.actions)
     status = read_status(recipe, request.venv)
