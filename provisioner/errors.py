@@ -10,7 +10,7 @@ class ProvisionError(Exception):
     """Base of every failure that a user can cause or mend.
 
     ``what`` is one sentence without a full stop. ``where`` is an address (a file, a URL, ``x.toml: build.version``).
-    ``expected`` and ``found`` are given together where two things were compared. Each hint is a command or an act.
+    ``expected`` and ``found`` are what was compared; one that is not given is not told. Each hint is a command or act.
     """
 
     exit_code: ClassVar[int] = 70
@@ -34,9 +34,9 @@ class ProvisionError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        if self.expected is not None or self.found is not None:
-            text += f" (expected {self.expected}, found {self.found})"
-        return text
+        given = (("expected", self.expected), ("found", self.found))
+        compared = ", ".join(f"{word} {value}" for word, value in given if value is not None)
+        return f"{text} ({compared})" if compared else text
 
 
 class UsageError(ProvisionError):

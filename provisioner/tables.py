@@ -80,8 +80,13 @@ class Table:
     def take(self, key: str, kind: type[T]) -> T:
         """The required value of ``key``."""
         if key not in self:
-            raise self.fail("a required key is missing", key)
+            raise self._error("a required key is missing", where=self.address(key), hints=self._misspelt(key))
         return self._typed(key, self._values.pop(key), kind)
+
+    def _misspelt(self, key: str) -> tuple[str, ...]:
+        """A hint at the key that stands there and may be meant."""
+        near = difflib.get_close_matches(key, set(self._values) - self._known, n=1)
+        return (f"{near[0]!r} stands there; did you mean {key!r}?",) if near else ()
 
     def take_or(self, key: str, kind: type[T], default: T) -> T:
         """The value of ``key``, or ``default`` where the key is absent."""

@@ -11,8 +11,8 @@ from provisioner.documents.lock import parse_lock
 from provisioner.documents.receipt import FILE_NAME
 from provisioner.documents.recipe import parse_recipe
 from provisioner.environment.state import OWNER_FILE, read_owner, read_receipt
-from provisioner.errors import InvalidInputError
-from provisioner.tables import load_json, load_toml
+from provisioner.errors import InvalidInputError, InvalidRecipeError
+from provisioner.tables import Table, load_json, load_toml
 from provisioner.transaction.lockfile import LOCK_NAME, read_holder
 
 DEEP = "[" * 200_000
@@ -50,3 +50,17 @@ def test_recipes_locks_and_bundles_are_refused_alike() -> None:
         parse_lock(f"a = {DEEP}", "", where="a.toml")
     with pytest.raises(InvalidInputError, match="nested too deeply"):
         parse_manifest(DEEP, where="bundle.json")
+
+
+def test_a_required_key_that_is_misspelt_is_named() -> None:
+    table = Table({"titel": "A title"}, where="x.toml", error=InvalidRecipeError)
+    with pytest.raises(InvalidRecipeError, match="title: a required key is missing") as caught:
+        table.take("title", str)
+    assert caught.value.hints == ("'titel' stands there; did you mean 'title'?",)
+
+
+def test_a_missing_key_that_nothing_is_like_has_no_hint() -> None:
+    table = Table({"zzz": 1}, where="x.toml", error=InvalidRecipeError)
+    with pytest.raises(InvalidRecipeError) as caught:
+        table.take("title", str)
+    assert caught.value.hints == ()

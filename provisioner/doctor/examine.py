@@ -9,7 +9,7 @@ from pathlib import Path
 from provisioner.counts import count_text
 from provisioner.doctor.builds import read_build
 from provisioner.doctor.imports import judge_imports, judge_venv, view_imports, view_venv
-from provisioner.doctor.logs import read_log
+from provisioner.doctor.logs import read_log, shows_ready_server
 from provisioner.doctor.metrics import judge_prefix_cache
 from provisioner.doctor.processes import Server, find_servers, judge_origin, judge_server
 from provisioner.doctor.readers import LogSource, fetch_metrics, name_of, read_lines
@@ -93,7 +93,7 @@ def diagnose(examination: Examination, instruments: Instruments | None = None) -
         *([_check_probe(examination, tools, inventory)] if examination.probe else []),
         _check_servers(servers, examination.targets, inventory),
         _check_metrics(servers, examination, tools),
-        *([_check_log(examination.log)] if examination.log else []),
+        *([_check_log(examination.log, servers)] if examination.log else []),
     ]
     return Diagnosis(checks=tuple(checks))
 
@@ -262,7 +262,7 @@ def _check_metrics(servers: Sequence[Server], examination: Examination, tools: I
     return checked("metrics", title, "; ".join(looked), findings)
 
 
-def _check_log(source: LogSource) -> Check:
+def _check_log(source: LogSource, servers: Sequence[Server]) -> Check:
     title = "server log"
     try:
         lines = read_lines(source)
@@ -270,7 +270,11 @@ def _check_log(source: LogSource) -> Check:
         return skipped("log", title, str(error))
     if not lines:
         return skipped("log", title, f"{name_of(source)} is empty")
-    return checked("log", title, f"{name_of(source)}: {count_text(len(lines), 'line')}", read_log(lines))
+    looked = f"{name_of(source)}: {count_text(len(lines), 'line')}"
+    findings = read_log(lines, running={server.pid for server in servers})
+    if not findings and not shows_ready_server(lines):
+        return skipped("log", title, f"{looked}, none of them shows a server that is ready")
+    return checked("log", title, looked, findings)
 
 
 def _card_error(id_: str, what: str, act: Iterable[str]) -> Finding:

@@ -140,6 +140,30 @@ def test_a_log_is_read(healthy, tmp_path):
     assert outcomes(look(healthy, instruments([FakeCard()]), log=LogFile(path=tmp_path)))["log"] is Outcome.SKIPPED
 
 
+@pytest.mark.parametrize(
+    ("text", "running", "outcome"),
+    [
+        (
+            "(APIServer pid=7) INFO vLLM server version 0.32.0\nINFO:     Application startup complete.\n",
+            (),
+            Outcome.PASSED,
+        ),
+        ("(APIServer pid=7) INFO vLLM server version 0.32.0\n", (), Outcome.FOUND),
+        ("(APIServer pid=7) INFO vLLM server version 0.32.0\n", (7,), Outcome.SKIPPED),
+        ("nothing that a server writes\n", (), Outcome.SKIPPED),
+    ],
+)
+def test_a_log_passes_only_where_a_server_was_ready(healthy, tmp_path, text, running, outcome):
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    servers = [
+        Server(pid=pid, program=f"{healthy.targets[0].venv}/bin/vllm", arguments=("m",), environ=None, cwd=None)
+        for pid in running
+    ]
+    diagnosis = look(healthy, instruments([FakeCard()], servers=servers), log=LogFile(path=log))
+    assert outcomes(diagnosis)["log"] is outcome
+
+
 def test_metrics_over_http(healthy):
     class Page(BaseHTTPRequestHandler):
         def do_GET(self):

@@ -136,7 +136,7 @@ def test_the_first_variant_that_covers_a_version_is_taken() -> None:
         (
             'id = "p1"',
             'id = "P 1"',
-            "p1: id: an id is lower-case letters and digits, single hyphens or dots between (expected None, found P 1)",
+            "p1: id: an id is lower-case letters and digits, single hyphens or dots between (found P 1)",
         ),
         ('title = "A title"', 'title = "A"\ntitel = "B"', "p1: titel: unknown key 'titel'"),
         (
@@ -154,11 +154,11 @@ def test_the_first_variant_that_covers_a_version_is_taken() -> None:
             "1.x",
             "p1: variant[0].versions: not a version range (expected a form such as >=0.27,<0.28, found 1.x)",
         ),
-        ("1.2.3", "one", "p1: variant[0].cut_against: not a version (expected None, found one)"),
+        ("1.2.3", "one", "p1: variant[0].cut_against: not a version (found one)"),
         (
             'file = "1.patch"',
             'file = "../1.patch"',
-            "p1: variant[0].file: a variant's text lies beside patch.toml (expected None, found ../1.patch)",
+            "p1: variant[0].file: a variant's text lies beside patch.toml (found ../1.patch)",
         ),
         (digest_of(TEXT), "abc", "p1: variant[0].sha256: not a SHA-256 (expected 64 lower-case hex digits, found abc)"),
         ("pkg/new.py", "pkg/a.py", "p1: variant[0].files: pkg/a.py stands twice"),

@@ -48,6 +48,6 @@ def test_links_between_the_pages_lead_somewhere():
 
 def test_the_troubleshooting_table_and_doctor_know_the_same():
     text = (PAGES / "README.md").read_text(encoding="utf-8")
-    assert {"working-directory", "gdn-patch", "load-fault", "load-memory"} <= {symptom.id for symptom in SYMPTOMS}
+    assert {"working-directory", "gdn-patch", "load-fault", "weights-memory"} <= {symptom.id for symptom in SYMPTOMS}
     for words in ("failed to be inspected", "causal_conv1d", "Xid 31", "Xid 79", "wedged", "hit rate"):
         assert words in text
