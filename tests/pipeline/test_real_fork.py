@@ -1,17 +1,27 @@
 """``provision samsung`` on the real files of its fork and the real wheel of vLLM 0.27.1."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from provisioner.cli.main import main
 from provisioner.digests import digest_of
 from provisioner.environment.site import find_site
+from provisioner.index.settings import read_settings
+from provisioner.patching.compare import patch_between
+from provisioner.patching.diff import print_patch
+from provisioner.pipeline.shipped import open_shipped
+from provisioner.resources import patches_folder
+from provisioner.series.store import open_stored_patch
+from tests.support.fork_stack import commit_all
 from tests.support.real_fork import REPLACED, commit_fork, final_digests, run_own_loop
 
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -213,3 +223,88 @@ def test_the_stack_is_judged_on_other_releases(made: Samsung, capsys: pytest.Cap
     verdicts = {patch["id"]: patch["verdict"] for patch in build["patches"]}
     assert verdicts["fork/kvarn-v2-runner"] == "conflict"
     assert verdicts["pr50021-gdn-spec-bounds"].startswith("applies")
+
+
+def test_drift_says_which_fork_it_judged_and_which_patch_is_in_the_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A later commit calls its text by another name, and ours finds it where its own is to go."""
+    folder = tmp_path / "checkout"
+    commit_fork(folder)
+    (folder / "patches" / f"{REPLACED}.patch").rename(folder / "patches" / "bounds-v2.patch")
+    commit = commit_all(folder, "later")
+    assert main(["drift", "samsung", "--fork-dir", str(folder), "--against", "pypi:0.27.1", "--json"]) == 1
+    said = capsys.readouterr()
+    (build,) = json.loads(said.out)["builds"]
+    (ours,) = (patch for patch in build["patches"] if patch["id"] == OWN)
+    line = "hunk 1: fork/bounds-v2 comes before it and changes these lines"
+    assert f"vllm/model_executor/layers/mamba/ops/causal_conv1d.py, {line}" in ours["account"]
+    assert f"is at {commit[:12]}, not the pinned commit" in " ".join(said.err.split())
+
+
+def test_drift_knows_the_recipes_own_checkout(
+    made: Samsung, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROVISION_HOME", str(tmp_path))
+    (tmp_path / "forks").mkdir()
+    (tmp_path / "forks" / "samsung").symlink_to(made.folder)
+    assert main(["drift", "samsung", "--against", "pypi:0.27.1"]) == 0
+    assert "samsung: fork/speed-knobs-envs " in capsys.readouterr().out
+    assert main(["drift", "hynix", "--fork-dir", str(made.folder)]) == 2
+
+
+def test_the_forks_folder_with_ours_names_the_one_in_the_way(made: Samsung, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["patch", "check", str(made.folder / "patches"), OWN, "--root", "vllm", "--against", "pypi:0.27.1"]
+    assert main(words) == 5
+    said = capsys.readouterr()
+    assert f"{REPLACED} comes before it and changes these lines" in said.out
+    assert f"run again with --without-patch {REPLACED}, which leaves it out" in said.err
+    assert main([*words, "--without-patch", REPLACED]) == 0
+
+
+def test_a_change_that_the_release_has_is_left_out_of_a_users_series(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that 0.27.1 changed in the sources of 0.27.0."""
+    path = "vllm/model_executor/models/qwen3_dspark.py"
+    files = [read_shipped(f"pypi:{version}", path, tmp_path) for version in ("0.27.0", "0.27.1")]
+    assert files[0] != files[1]
+    merged = tmp_path / "merged.patch"
+    merged.write_bytes(print_patch(patch_between(*files, id="merged", source="merged")))
+    words = ["patch", "check", str(merged), OWN, "--against", "pypi:0.27.1"]
+    assert main(words) == 0
+    assert "merged: not needed here, the build has it already" in capsys.readouterr().err
+    assert main([*words, "--strict"]) == 5
+
+
+def read_shipped(spec: str, path: str, cache: Path) -> dict[str, bytes]:
+    with closing(open_shipped(spec, "vllm", read_settings(os.environ, cache)).wheel) as wheel:
+        return dict(wheel.read_many([path]))
+
+
+def test_no_case_of_the_behaviour_check_is_red(made: Samsung, tmp_path: Path) -> None:
+    """vLLM's kernels as the whole stack leaves them, against those of the wheel: all seven files."""
+    for needed in ("torch", "triton", "numpy"):
+        pytest.importorskip(needed)
+    patch = open_stored_patch(patches_folder(), OWN)
+    variant = patch.variant_for(Version("0.27.1"))
+    assert variant is not None
+    assert len(variant.manifest.files) == 7
+    record = find_site(made.venv, "vllm").record
+    for file in variant.manifest.files:
+        place = tmp_path / "pristine" / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made.venv / ".provision" / "objects" / str(record.digest(file.path)), place)
+    done = subprocess.run(
+        [sys.executable, "-I", "check.py", "--pristine", str(tmp_path / "pristine"), "--patched", str(made.packages)],
+        cwd=patch.folder,
+        env={"OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [case for case in cases if not case["ok"]] == []
+    assert (done.returncode, len({case["kernel"] for case in cases})) == (0, 8), done.stderr
+    assert len(cases) > 150
