@@ -17,6 +17,7 @@ def booster(
     Example: [bold]provision booster --upstream http://127.0.0.1:8012 --port 8013[/bold]
     """
     import asyncio
+    import gc
     import os
 
     from provisioner.booster.proxy import BoosterSettings
@@ -30,6 +31,7 @@ def booster(
     settings = BoosterSettings(upstream=parse_upstream(upstream, host=host, port=port), threshold=threshold)
     if host not in LOOPBACK:
         render.print_warning(f"{host} can be reached by others; whether they need a key is the server's decision alone")
+    gc.set_threshold(700)
     asyncio.run(
         run_until_stopped(
             settings,

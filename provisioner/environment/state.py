@@ -1,6 +1,7 @@
 """What the tool keeps inside an environment: whose it is, the receipt, and the bytes behind it."""
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,10 +102,14 @@ def read_receipt(state_dir: Path) -> Receipt | None:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
     try:
-        return parse_receipt(text, where=str(path))
+        return _parse_receipt(text, where=str(path))
     except InvalidReceiptError as error:
         error.hints += (f"files are judged by their bytes, not by the receipt: rm {path}",)
         raise
+
+
+# A command looks several times, since the file may change until the environment is held; its text is parsed once.
+_parse_receipt = lru_cache(maxsize=4)(parse_receipt)
 
 
 def write_receipt(state_dir: Path, receipt: Receipt) -> None:

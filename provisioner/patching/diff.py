@@ -277,15 +277,16 @@ def _print_names(old: bytes, new: bytes) -> Iterator[bytes]:
         yield b"%b %b%b\n" % (mark, name, b"\t" if b" " in name else b"")
 
 
+_MARKS: Mapping[LineKind, bytes] = {" ": b" ", "-": b"-", "+": b"+"}
+_NO_END = b"\n\\ No newline at end of file\n"
+
+
 def _print_hunk(hunk: Hunk) -> Iterator[bytes]:
     heading = b" " + hunk.heading if hunk.heading else b""
     old = _print_range(hunk.old_start, hunk.old_count)
     new = _print_range(hunk.new_start, hunk.new_count)
     yield b"@@ -%b +%b @@%b\n" % (old, new, heading)
-    for line in hunk.lines:
-        yield line.kind.encode() + line.text + b"\n"
-        if not line.ends:
-            yield b"\\ No newline at end of file\n"
+    yield b"".join([_MARKS[line.kind] + line.text + (b"\n" if line.ends else _NO_END) for line in hunk.lines])
 
 
 def _print_range(start: int, count: int) -> bytes:

@@ -201,7 +201,12 @@ class _Judge:
         self._turns: list[list[_Turn]] = []
         self._modes: dict[str, int] = {}
         self._old_modes: dict[str, int] = {}
-        self._digests: dict[int, Digest] = {}
+        # Those that are proven already; what a track holds on to keeps its id.
+        self._digests: dict[int, Digest] = {
+            id(fact.pristine): fact.recorded
+            for fact in facts.values()
+            if fact.pristine is not None and fact.recorded is not None
+        }
         self._stale: frozenset[int] = frozenset()
         self._committed: set[int] = set()
 

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from provisioner.documents.recipe import ForkStack
@@ -95,8 +96,10 @@ def read_checkout(folder: Path, fork: ForkStack) -> Checkout:
         raise EnvironmentConflictError(
             "not a git checkout", where=str(folder), hints=(f"git clone {fork.url} {folder}",)
         )
-    commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip().decode("ascii")
-    committed = _committed_files(folder)
+    with ThreadPoolExecutor(max_workers=1) as other:
+        listing = other.submit(_committed_files, folder)
+        commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip().decode("ascii")
+        committed = listing.result()
     patches = _read_patches(folder, fork.patches)
     overlay = _read_overlay(folder, fork)
     overlay_patches = _read_patches(folder, fork.overlay_patches) if fork.overlay_patches else ()
@@ -312,9 +315,9 @@ def _find_strangers(folder: Path, committed: Mapping[str, object], used: list[Pa
 
 def _read_patches(folder: Path, pattern: str) -> tuple[ForkPatch, ...]:
     # The names' own order (code points), the same on every machine, as a shell's glob gives in the C locale.
-    paths = sorted(folder.glob(pattern), key=lambda path: path.name)
+    paths, root = sorted(folder.glob(pattern), key=lambda path: path.name), folder.resolve()
     return tuple(
-        ForkPatch(id=f"{FORK}/{path.stem}", path=path, text=_read_inside(folder, path))
+        ForkPatch(id=f"{FORK}/{path.stem}", path=path, text=_read_inside(root, path))
         for path in paths
         if path.is_file()
     )
@@ -333,19 +336,20 @@ def _read_overlay(folder: Path, fork: ForkStack) -> tuple[ForkFile, ...]:
         paths = [path for path in base.rglob("*") if path.is_file()]
     else:
         paths = [path for path in base.rglob("*") if path.is_file() and path.suffix not in _NOT_OVERLAY]
-    found = []
+    found, root = [], folder.resolve()
     for path in sorted(paths):
         if "__pycache__" in path.parts:
             continue
         inner = PurePosixPath(path.relative_to(base).as_posix())
         target = inner if inner.parts[0] == fork.root else PurePosixPath(fork.root) / inner
-        found.append(ForkFile(path=str(target), source=path, content=_read_inside(folder, path)))
+        found.append(ForkFile(path=str(target), source=path, content=_read_inside(root, path)))
     return tuple(found)
 
 
-def _read_inside(folder: Path, path: Path) -> bytes:
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise EnvironmentConflictError("a link leads out of the checkout", where=str(path), found=str(path.resolve()))
+def _read_inside(root: Path, path: Path) -> bytes:
+    place = path.resolve()
+    if not place.is_relative_to(root):
+        raise EnvironmentConflictError("a link leads out of the checkout", where=str(path), found=str(place))
     return path.read_bytes()
 
 
