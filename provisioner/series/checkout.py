@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from provisioner.documents.recipe import ForkStack
@@ -96,10 +95,8 @@ def read_checkout(folder: Path, fork: ForkStack) -> Checkout:
         raise EnvironmentConflictError(
             "not a git checkout", where=str(folder), hints=(f"git clone {fork.url} {folder}",)
         )
-    with ThreadPoolExecutor(max_workers=1) as other:
-        listing = other.submit(_committed_files, folder)
-        commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip().decode("ascii")
-        committed = listing.result()
+    commit = _git(folder, ["rev-parse", "--verify", "HEAD"]).strip().decode("ascii")
+    committed = _committed_files(folder)
     patches = _read_patches(folder, fork.patches)
     overlay = _read_overlay(folder, fork)
     overlay_patches = _read_patches(folder, fork.overlay_patches) if fork.overlay_patches else ()
