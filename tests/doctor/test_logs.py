@@ -87,6 +87,7 @@ def test_each_symptom_is_found_with_its_line(lines, id_):
 
 
 # What vLLM 0.32.0 wrote on a CPU, shortened, and the one finding that it gives; a new report is one file and one line.
+# "killed-while-loading" is a log of a good start, cut off by us.
 CORPUS = {
     "bad-argument": "bad-argument",
     "cache-too-large": "cache-too-large",
