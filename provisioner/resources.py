@@ -25,11 +25,6 @@ def lockfiles_folder() -> Path:
     return _travelling("lockfiles")
 
 
-def marlin_folder() -> Path:
-    """The sources of the repack, which a child process in another environment loads by path."""
-    return _PACKAGE / "marlin"
-
-
 def recipe_names() -> tuple[str, ...]:
     """The names of the built-in recipes, sorted."""
     return tuple(sorted(path.stem for path in recipes_folder().glob("*.toml")))
