@@ -74,7 +74,7 @@ def _plan(bundle: "Bundle", base: str | None) -> "ImagePlan":
         recipe=manifest.recipe,
         recipe_digest=manifest.recipe_digest,
         lock_digest=manifest.lock_digest,
-        patches={item.patch.id: item.patch.digest for item in series.patches},
+        patches={item.patch.id: item.patch.digest for item in series.texts},
         version=str(manifest.version),
         tool=manifest.tool,
         bundle=bundle.path.name,

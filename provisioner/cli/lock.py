@@ -96,13 +96,14 @@ def _judge(wanted: "Recipe", made: "Lock", context: "Context") -> "tuple[PatchVe
     from provisioner.series.recipe import open_series
 
     series = open_series(wanted, made.build.version)
+    unwanted = [item.patch for item in series.unwanted]
     wheel = context.locked_wheel(made)()
     try:
-        facts = shipped_facts(wheel.record(), touched_paths((*series.patches, *series.unwanted)), wheel)
+        facts = shipped_facts(wheel.record(), touched_paths((*series.texts, *unwanted)), wheel)
     finally:
         wheel.close()
-    alone = [verdict for patch in series.unwanted for verdict in judge_series((patch,), facts).patches]
-    return (*judge_series(series.patches, facts).patches, *alone)
+    alone = [verdict for patch in unwanted for verdict in judge_series((patch,), facts).patches]
+    return (*judge_series(series.texts, facts).patches, *alone)
 
 
 def _show(former: "Lock | None", made: "Lock", verdicts: "tuple[PatchVerdict, ...]", *, as_json: bool) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from provisioner.pipeline.plan import EnvironmentPlan
     from provisioner.progress import Reporter
     from provisioner.series.fork import ForkWish
-    from provisioner.series.policies import RecipeSeries
+    from provisioner.series.model import Series
 
 Venv = Annotated[Path | None, typer.Option("--venv", help="The environment's folder (default: one a recipe).")]
 Python = Annotated[str | None, typer.Option(help="The Python to use: a version or a path.")]
@@ -234,7 +234,6 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
     from provisioner.bundles.use import insist_on_host, insist_on_recipe, open_bundle, unpacking
     from provisioner.errors import UsageError
     from provisioner.pipeline.preflight import check_platform
-    from provisioner.series.policies import leave_out
     from provisioner.series.recipe import open_series
 
     bundle = open_bundle(bundle_file.expanduser().absolute())
@@ -248,7 +247,7 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
         raise UsageError("a fork does not travel in a bundle", where=wanted.where, hints=("--without-fork",))
     with unpacking(bundle, context.home.cache / "bundles") as unpacked:
         lock = bundle.lock()
-        series = leave_out(open_series(wanted, lock.build.version, unpacked.patches()), _left_out(wanted, options))
+        series = open_series(wanted, lock.build.version, unpacked.patches()).without(_left_out(wanted, options))
         request = _ask(wanted, lock, series, venv, unpacked.open_wheel, options)
         request = replace(
             request,
@@ -262,7 +261,7 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
 def _ask(
     recipe: "Recipe",
     lock: "Lock",
-    series: "RecipeSeries",
+    series: "Series",
     venv: Path,
     open_wheel: "Callable[[], Wheel]",
     options: UpOptions,
@@ -270,7 +269,7 @@ def _ask(
     """What the command line asks for, with packages from the user's index."""
     from provisioner.pipeline.execute import Request
     from provisioner.pipeline.user_patches import with_beside
-    from provisioner.series.policies import require_left_out
+    from provisioner.series.model import require_left_out
 
     require_left_out(series, options.without_patch or ())
     return Request(
@@ -401,14 +400,13 @@ def _open_series(
     left_out: "tuple[LeftOut, ...]",
     *,
     writes: bool,
-) -> "RecipeSeries":
+) -> "Series":
     from provisioner.cli.shared.progress import open_reporter
     from provisioner.series.fork import obtain_checkout, open_fork_series, peek_checkout, unknown_replaced
-    from provisioner.series.policies import leave_out
     from provisioner.series.recipe import open_series
 
     if wish is None or recipe.fork is None:
-        return leave_out(open_series(recipe, version), left_out)
+        return open_series(recipe, version).without(left_out)
     with open_reporter() as reporter:
         take = obtain_checkout if writes else peek_checkout
         checkout = take(recipe.fork, wish, reporter)
@@ -435,7 +433,7 @@ def _show_plan(
     from provisioner.cli.shared.verdicts import describe_verdict, verdict_rows
     from provisioner.pipeline.execute import plan_environment
     from provisioner.pipeline.plan import describe_action, taken_out
-    from provisioner.series.policies import name_not_needed
+    from provisioner.series.model import name_not_needed
 
     plan = (make_plan or plan_environment)(request, context.uv())
     lines, going = [describe_action(action) for action in plan.actions], taken_out(plan.actions)
@@ -460,7 +458,7 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     from provisioner.pipeline.plan import describe_action, taken_out
     from provisioner.pipeline.preflight import look_at_card
     from provisioner.pipeline.user_patches import saved_text
-    from provisioner.series.policies import name_not_needed
+    from provisioner.series.model import name_not_needed
 
     with open_reporter() as reporter:
         preflight = look_at_card(request.recipe.card)

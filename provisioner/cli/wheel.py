@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from provisioner.patched_wheel.verify import VerifiedWheel
     from provisioner.progress import Reporter
     from provisioner.series.files import Reading
-    from provisioner.series.sources import PatchSource
+    from provisioner.series.model import Series
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +102,8 @@ def _build(wanted: _Wanted, output: Path, *, as_json: bool) -> int:
     recipe = open_recipe(wanted.recipe) if wanted.recipe is not None else None
     with open_reporter() as reporter:
         origin = _fetch_origin(wanted, recipe, reporter)
-        sources = _read_sources(wanted, recipe, str(parse_wheel_name(origin.name).version))
-        request = WheelRequest(origin=origin, sources=sources, label=recipe.name if recipe else "patched")
+        series = _read_series(wanted, recipe, str(parse_wheel_name(origin.name).version))
+        request = WheelRequest(origin=origin, series=series, label=recipe.name if recipe else "patched")
         built = build_wheel(request, output.expanduser().absolute(), reporter)
     _show_built(built, as_json=as_json)
     return 0
@@ -128,19 +128,19 @@ def _fetch_origin(wanted: _Wanted, recipe: "Recipe | None", reporter: "Reporter"
     return fetch_locked_wheel(lock, context.settings(), reporter)
 
 
-def _read_sources(wanted: _Wanted, recipe: "Recipe | None", version: str) -> "tuple[PatchSource, ...]":
+def _read_series(wanted: _Wanted, recipe: "Recipe | None", version: str) -> "Series":
     from packaging.version import Version
 
     from provisioner.pipeline.evaluate import cut_against
-    from provisioner.series.sources import Wanted, read_sources
+    from provisioner.series.sources import Wanted, read_series
 
     names = (*wanted.patches, *([recipe.name] if recipe else []))
     named = Wanted(names=names, reading=wanted.reading(), overlays=wanted.overlays)
-    sources = read_sources(named, Version(version), {recipe.name: recipe} if recipe else None)
+    series = read_series(named, Version(version), {recipe.name: recipe} if recipe else None)
     if wanted.cut_against is None:
-        return sources
+        return series
     with _opened_release(wanted.cut_against, wanted) as base:
-        return cut_against(sources, base)
+        return cut_against(series, base)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from provisioner.index.transport import Transport
 from provisioner.patching.model import Create, FileFacts, Patch, PatchVerdict, SeriesPatch
 from provisioner.patching.series import judge_series, touched_paths
 from provisioner.progress import Reporter
-from provisioner.series.policies import RecipeSeries
+from provisioner.series.model import NamedPatch, Series
 from provisioner.wheels.names import Candidate
 from provisioner.wheels.record import Record
 
@@ -35,7 +35,7 @@ class Subject:
     """One series that is judged: a recipe's, or patches from elsewhere under a name of their own."""
 
     name: str
-    series_for: Callable[[Version], RecipeSeries]
+    series_for: Callable[[Version], Series]
     responses: Mapping[str, DriftResponse]
 
 
@@ -46,7 +46,7 @@ class _Read:
     build: Build
     wheel: Wheel
     record: Record
-    series: Mapping[str, RecipeSeries]
+    series: Mapping[str, Series]
     ancestries: Mapping[str, Ancestry]
     key: _Key
 
@@ -122,21 +122,22 @@ def _open(
     return _Read(build=build, wheel=wheel, record=record, series=series, ancestries=ancestries, key=key)
 
 
-def _hear(witness: Witness, build: Build, series: Iterable[RecipeSeries]) -> dict[str, Ancestry]:
-    patches = (item for found in series for item in (*found.patches, *found.unwanted))
+def _hear(witness: Witness, build: Build, series: Iterable[Series]) -> dict[str, Ancestry]:
+    patches = (item.patch for found in series for item in (*found.patches, *found.unwanted))
     commits = sorted({item.merged_as for item in patches if item.merged_as is not None})
     return {commit: witness(commit, build) for commit in commits}
 
 
-def _with_history(series: Mapping[str, RecipeSeries], ancestries: Mapping[str, Ancestry]) -> dict[str, RecipeSeries]:
+def _with_history(series: Mapping[str, Series], ancestries: Mapping[str, Ancestry]) -> dict[str, Series]:
     """The same series with what was heard; what several of them share, they share afterwards."""
     known: dict[int, SeriesPatch] = {}
 
-    def told(item: SeriesPatch) -> SeriesPatch:
-        ancestry = ancestries.get(item.merged_as or "")
+    def told(item: NamedPatch) -> NamedPatch:
+        ancestry = ancestries.get(item.patch.merged_as or "")
         if ancestry is None:
             return item
-        return known.setdefault(id(item), replace(item, in_history=ancestry.is_ancestor))
+        heard = known.setdefault(id(item.patch), replace(item.patch, in_history=ancestry.is_ancestor))
+        return replace(item, patch=heard)
 
     return {
         name: replace(found, patches=tuple(map(told, found.patches)), unwanted=tuple(map(told, found.unwanted)))
@@ -153,12 +154,12 @@ def _group(opened: Iterable[_Read | _Unread]) -> dict[_Key, list[_Read]]:
     return groups
 
 
-def _key_of(build: Build, record: Record, asked: Mapping[str, RecipeSeries]) -> _Key:
+def _key_of(build: Build, record: Record, asked: Mapping[str, Series]) -> _Key:
     texts: list[tuple[str, tuple[Digest, ...]]] = []
     paths: set[str] = set()
     created: set[str] = set()
     for name, series in asked.items():
-        patches = (*series.patches, *series.unwanted)
+        patches = _texts_of(series)
         texts.append((name, tuple(item.patch.digest for item in patches)))
         paths.update(touched_paths(patches))
         created.update(change.path for item in patches for change in item.patch.changes if isinstance(change, Create))
@@ -208,10 +209,10 @@ class _Judge:
 
 def _cells(subject: Subject, read: _Read, judge: _Judge) -> Iterator[Cell]:
     series = read.series[subject.name]
-    alone = [answer for patch in series.unwanted for answer in judge.answers((patch,))]
-    patches = (*series.patches, *series.unwanted)
-    for place, (verdict, account) in enumerate((*judge.answers(series.patches), *alone)):
-        item, policy = patches[place], series.policies[verdict.id]
+    alone = [answer for item in series.unwanted for answer in judge.answers((item.patch,))]
+    named = (*series.patches, *series.unwanted)
+    for place, (verdict, account) in enumerate((*judge.answers(series.texts), *alone)):
+        item, policy = named[place].patch, named[place].policy
         ancestry = read.ancestries.get(item.merged_as or "")
         told = tell_history(verdict, item.merged_as, ancestry) if item.merged_as and ancestry else ()
         yield Cell(
@@ -242,5 +243,9 @@ def _column(
     return Column(build=item.build, recipes=(), cells=(), unread=tuple(Unread(recipe=name, why=why) for name in names))
 
 
-def _paths_of(series: RecipeSeries) -> tuple[str, ...]:
-    return touched_paths((*series.patches, *series.unwanted))
+def _paths_of(series: Series) -> tuple[str, ...]:
+    return touched_paths(_texts_of(series))
+
+
+def _texts_of(series: Series) -> tuple[SeriesPatch, ...]:
+    return tuple(item.patch for item in (*series.patches, *series.unwanted))

@@ -11,12 +11,11 @@ from provisioner.documents.recipe import Recipe
 from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
 from provisioner.index.lazy import Wheel
-from provisioner.patching.model import SeriesPatch
-from provisioner.pipeline.evaluate import cut_against, cut_series_against
+from provisioner.pipeline.evaluate import cut_against
 from provisioner.resources import patches_folder, stored_patch_names
 from provisioner.series.checkout import Checkout
 from provisioner.series.fork import with_fork
-from provisioner.series.policies import RecipeSeries
+from provisioner.series.model import NamedPatch, Series, near_names
 from provisioner.series.recipe import OpenStore
 
 
@@ -38,17 +37,17 @@ def recipe_subjects(
 
 
 def _recipe_subject(recipe: Recipe, store: OpenStore, frozen: Mapping[str, Version], fork: ForkBase | None) -> Subject:
-    learnt: dict[str, SeriesPatch] = {}
+    learnt: dict[str, NamedPatch] = {}
 
-    def series_for(version: Version) -> RecipeSeries:
+    def series_for(version: Version) -> Series:
         own = _freeze(store.series_of(recipe, version), store, frozen)
         if fork is None:
             return own
         whole = with_fork(own, recipe, fork.checkout)
         theirs = whole.patches[: len(whole.patches) - len(own.patches)]
         if not learnt:
-            learnt.update((item.patch.id, item) for item in cut_series_against(theirs, fork.wheel))
-        return replace(whole, patches=(*(learnt[item.patch.id] for item in theirs), *own.patches))
+            learnt.update((item.id, item) for item in cut_against(Series(patches=theirs), fork.wheel).patches)
+        return replace(whole, patches=(*(learnt[item.id] for item in theirs), *own.patches))
 
     return Subject(name=recipe.name, series_for=series_for, responses=recipe.drift)
 
@@ -60,16 +59,13 @@ def stack_subject(patches: Sequence[Path], *, root: str, strip: int | None, base
     patches were cut against, from which the scopes of their hunks are learnt.
     """
     from provisioner.series.files import Reading
-    from provisioner.series.sources import Wanted, has_variants, read_sources
+    from provisioner.series.sources import Wanted, has_variants, read_series
 
     wanted = Wanted(names=tuple(map(str, patches)), reading=Reading(strip=strip, root=root))
 
-    def read(version: Version) -> RecipeSeries:
-        sources = read_sources(wanted, version)
-        if base is not None:
-            sources = cut_against(sources, base)
-        policies = {source.id: source.policy for source in sources}
-        return RecipeSeries(patches=tuple(source.series for source in sources), policies=policies)
+    def read(version: Version) -> Series:
+        named = read_series(wanted, version)
+        return named if base is None else cut_against(named, base)
 
     if any(map(has_variants, wanted.names)):
         return Subject(name=patches[0].stem, series_for=functools.cache(read), responses={})
@@ -82,8 +78,6 @@ def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:
 
     Raises UsageError for one that is not.
     """
-    from provisioner.series.sources import near_names
-
     frozen = {}
     for text in texts:
         patch_id, at, version = text.rpartition("@")
@@ -99,7 +93,7 @@ def parse_frozen(texts: Sequence[str]) -> dict[str, Version]:
     return frozen
 
 
-def _freeze(series: RecipeSeries, store: OpenStore, frozen: Mapping[str, Version]) -> RecipeSeries:
+def _freeze(series: Series, store: OpenStore, frozen: Mapping[str, Version]) -> Series:
     if not frozen:
         return series
     return replace(
@@ -109,12 +103,12 @@ def _freeze(series: RecipeSeries, store: OpenStore, frozen: Mapping[str, Version
     )
 
 
-def _frozen_text(patch: SeriesPatch, store: OpenStore, frozen: Mapping[str, Version]) -> SeriesPatch:
-    version = frozen.get(patch.patch.id)
+def _frozen_text(patch: NamedPatch, store: OpenStore, frozen: Mapping[str, Version]) -> NamedPatch:
+    version = frozen.get(patch.id)
     if version is None:
         return patch
-    stored = store.patch(patch.patch.id)
+    stored = store.patch(patch.id)
     variant = stored.variant_for(version)
     if variant is None:
-        raise UsageError(f"the patch has no text for {version}", where=patch.patch.id)
-    return store.text(stored, variant)
+        raise UsageError(f"the patch has no text for {version}", where=patch.id)
+    return replace(store.text(stored, variant), policy=patch.policy)

@@ -24,8 +24,7 @@ from provisioner.pipeline.apply_patches import describe_applied
 from provisioner.pipeline.evaluate import ShippedTree, judge
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
-from provisioner.series.policies import RecipeSeries, refuse_blocked
-from provisioner.series.sources import PatchSource
+from provisioner.series.model import Series, refuse_blocked
 from provisioner.wheels.archive import print_directory, print_local_header
 from provisioner.wheels.names import parse_wheel_name
 from provisioner.wheels.zipped import find_dist_info
@@ -33,10 +32,10 @@ from provisioner.wheels.zipped import find_dist_info
 
 @dataclass(frozen=True, kw_only=True)
 class WheelRequest:
-    """``origin`` is patched by ``sources``; ``label`` names them in the version."""
+    """``origin`` is patched by ``series``; ``label`` names it in the version."""
 
     origin: Path
-    sources: tuple[PatchSource, ...]
+    series: Series
     label: str
 
 
@@ -65,16 +64,16 @@ def build_wheel(request: WheelRequest, folder: Path, reporter: Reporter) -> Buil
     """
     with LocalWheel(request.origin) as wheel, ThreadPoolExecutor(1, thread_name_prefix="digest") as second_core:
         sha256 = second_core.submit(wheel.digest)
-        reporter.stage(f"judge {count_text(len(request.sources), 'patch', 'patches')} on {wheel.filename}")
+        reporter.stage(f"judge {count_text(len(request.series.patches), 'patch', 'patches')} on {wheel.filename}")
         origin = read_origin(wheel)
-        verdict = judge_origin(wheel, request.sources)
+        verdict = judge_origin(wheel, request.series)
         changes = changes_of(verdict)
         facts = _state_facts(request, wheel, verdict, sha256.result())
         name = parse_wheel_name(wheel.filename)
         version = patched_version(name.version, request.label, facts.series)
         own = {
             FACTS_NAME: print_patched_wheel(facts).encode(),
-            SBOM_NAME: _print_own_sbom(Named(distribution=name.project, version=str(version)), facts, request.sources),
+            SBOM_NAME: _print_own_sbom(Named(distribution=name.project, version=str(version)), facts, request.series),
         }
         parts = lay_out(origin, changes, patched_folders(origin.folders.dist_info, version), str(version), own)
         path = folder / patched_filename(wheel.filename, version)
@@ -109,13 +108,11 @@ def read_origin(wheel: LocalWheel) -> Origin:
     )
 
 
-def judge_origin(wheel: LocalWheel, sources: tuple[PatchSource, ...]) -> SeriesVerdict:
+def judge_origin(wheel: LocalWheel, series: Series) -> SeriesVerdict:
     """What the series makes of the wheel. Raises InvalidPatchError or ConflictError where it does not hold."""
     name = parse_wheel_name(wheel.filename)
-    verdict = judge(ShippedTree(distribution=name.project, version=name.version, wheel=wheel), sources).verdict
-    refuse_blocked(
-        verdict, RecipeSeries(patches=tuple(source.series for source in sources), policies={}), where=wheel.filename
-    )
+    verdict = judge(ShippedTree(distribution=name.project, version=name.version, wheel=wheel), series).verdict
+    refuse_blocked(verdict, series, where=wheel.filename)
     return verdict
 
 
@@ -126,12 +123,10 @@ def changes_of(verdict: SeriesVerdict) -> Changes:
 
 
 def _state_facts(request: WheelRequest, wheel: LocalWheel, verdict: SeriesVerdict, sha256: Digest) -> PatchedWheel:
-    sources = {source.id: source for source in request.sources}
+    named = {item.id: item for item in request.series.patches}
     # Where a text lay on this machine is no fact of the wheel.
     patches = tuple(
-        _without_folder(describe_applied(sources[patch.id], patch))
-        for patch in verdict.patches
-        if patch.verdict.applies
+        _without_folder(describe_applied(named[patch.id], patch)) for patch in verdict.patches if patch.verdict.applies
     )
     if not patches:
         raise ConflictError(
@@ -164,9 +159,9 @@ def _digest(content: bytes | None) -> Digest | None:
     return None if content is None else digest_of(content)
 
 
-def _print_own_sbom(named: Named, facts: PatchedWheel, sources: tuple[PatchSource, ...]) -> bytes:
-    texts = {source.id: source.kept for source in sources}
-    return print_sbom(named, facts, texts, {source.id: source.upstream for source in sources}).encode()
+def _print_own_sbom(named: Named, facts: PatchedWheel, series: Series) -> bytes:
+    texts = {item.id: item.kept for item in series.patches}
+    return print_sbom(named, facts, texts, {item.id: item.upstream for item in series.patches}).encode()
 
 
 def _write_once(path: Path, wheel: LocalWheel, parts: tuple[Part, ...]) -> tuple[Digest, bool]:

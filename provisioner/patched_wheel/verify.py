@@ -13,9 +13,10 @@ from provisioner.patched_wheel.build import changes_of, judge_origin, read_origi
 from provisioner.patched_wheel.contents import Written, lay_out, series_digest
 from provisioner.patched_wheel.naming import folders_of, patched_filename, patched_version
 from provisioner.patched_wheel.sbom import SBOM_NAME, Bill, parse_sbom
-from provisioner.pipeline.evaluate import source_of
+from provisioner.pipeline.evaluate import named_by
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
+from provisioner.series.model import Series
 from provisioner.wheels.names import parse_wheel_name
 from provisioner.wheels.zipped import find_dist_info
 
@@ -143,8 +144,8 @@ def _check_origin(opened: _Opened, path: Path) -> Iterator[str]:
             yield f"it was made from another file than {path}: sha256 {opened.facts.origin.sha256}"
             return
         origin = read_origin(wheel)
-        sources = tuple(source_of(entry, opened.bill.texts[entry.id]) for entry in opened.facts.patches)
-        changes = changes_of(judge_origin(wheel, sources))
+        series = Series(patches=tuple(named_by(item, opened.bill.texts[item.id]) for item in opened.facts.patches))
+        changes = changes_of(judge_origin(wheel, series))
         version = opened.dist_info.partition("-")[2].removesuffix(".dist-info")
         parts = lay_out(origin, changes, folders_of(opened.dist_info), version, opened.own())
     *_, record = parts

@@ -25,14 +25,13 @@ from provisioner.pipeline.evaluate import (
     gather,
     insist_on_python,
     is_unknown,
-    judge_by_policy,
     judge_installed,
     resettable_paths,
     scope_of,
     with_applied,
 )
 from provisioner.pipeline.plan import is_receipt_current
-from provisioner.series.sources import PatchSource
+from provisioner.series.model import NamedPatch, Series, judge_by_policy
 from provisioner.transaction.interrupted import is_interrupted
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class Application:
 
 def apply(
     tree: InstalledTree,
-    sources: Sequence[PatchSource],
+    series: Series,
     *,
     reset: bool = False,
     strict: bool = False,
@@ -67,7 +66,7 @@ def apply(
     the series makes a file that is no Python, what a transaction raises, and BusyError.
     """
     site = tree.site
-    looked = _look(tree, sources, reset=reset, strict=strict)
+    looked = _look(tree, series, reset=reset, strict=strict)
     if _is_settled(site, looked):
         return Application(judgement=looked.judgement)
     # Here, so that a run which finds nothing to do loads nothing of it.
@@ -76,7 +75,7 @@ def apply(
 
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
         recovery = recover_site(site)
-        looked = _look(tree, sources, reset=reset, strict=strict)
+        looked = _look(tree, series, reset=reset, strict=strict)
         if looked.judgement.blocking:
             return Application(judgement=looked.judgement, recovery=recovery)
         judgement = insist_on_python(site, looked.judgement, looked.steps)
@@ -124,27 +123,25 @@ def _nothing_written(site: Site) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Looked:
-    sources: tuple[PatchSource, ...]
+    series: Series
     judgement: Judgement
     steps: tuple[FileStep, ...]
 
 
-def _look(tree: InstalledTree, sources: Sequence[PatchSource], *, reset: bool, strict: bool) -> _Looked:
-    series = with_applied(tree.site, sources)
+def _look(tree: InstalledTree, named: Series, *, reset: bool, strict: bool) -> _Looked:
+    series = with_applied(tree.site, named)
     judgement = replace(judge_installed(tree, series), strict=strict)
     if reset and (paths := resettable_paths(judgement.verdict, series)):
         judgement = _judge_as_if_reset(tree, series, judgement, paths)
     steps = () if judgement.blocking else make_plan(judgement.verdict, judgement.facts).steps
-    return _Looked(sources=series, judgement=judgement, steps=steps)
+    return _Looked(series=series, judgement=judgement, steps=steps)
 
 
-def _judge_as_if_reset(
-    tree: InstalledTree, sources: Sequence[PatchSource], judgement: Judgement, paths: Collection[str]
-) -> Judgement:
+def _judge_as_if_reset(tree: InstalledTree, series: Series, judgement: Judgement, paths: Collection[str]) -> Judgement:
     """As if the files at ``paths`` were as shipped; the facts stay what they are, and the plan starts from them."""
     facts = dict(judgement.facts)
     if any(is_unknown(facts[path]) for path in paths) and tree.open_wheel:
-        facts |= gather(tree, sources, tree.open_wheel)
+        facts |= gather(tree, series, tree.open_wheel)
     for path in paths:
         if is_unknown(facts[path]):
             raise CannotObtainError(
@@ -153,7 +150,7 @@ def _judge_as_if_reset(
                 hints=(f"name the wheel: --wheel pypi:{tree.version.public}, or the path of a .whl file",),
             )
     considered = reset_foreign(facts, paths)
-    return replace(judgement, verdict=judge_by_policy(sources, considered, tree.site.record), facts=facts)
+    return replace(judgement, verdict=judge_by_policy(series, considered, tree.site.record), facts=facts)
 
 
 def _is_settled(site: Site, looked: _Looked) -> bool:
@@ -172,13 +169,13 @@ def _keep(site: Site, looked: _Looked) -> None:
     for content in looked.judgement.verdict.pristine.values():
         if content is not None:
             objects.put(content)
-    for source in looked.sources:
-        objects.put(source.kept)
+    for item in looked.series.patches:
+        objects.put(item.kept)
 
 
 def _make_receipt(site: Site, looked: _Looked) -> Receipt:
     former = read_receipt(site.state_dir)
-    by_id = {source.id: source for source in looked.sources}
+    by_id = {item.id: item for item in looked.series.patches}
     patches = tuple(
         describe_applied(by_id[patch.id], patch)
         for patch in looked.judgement.verdict.patches
@@ -210,13 +207,13 @@ def with_idle(patches: Sequence[AppliedPatch], former: Receipt | None) -> tuple[
     return (*applied, *sorted(idle, key=lambda entry: entry.id))
 
 
-def describe_applied(source: PatchSource, patch: PatchVerdict) -> AppliedPatch:
+def describe_applied(named: NamedPatch, patch: PatchVerdict) -> AppliedPatch:
     """A patch as the receipt lists it. Its text is kept in the form that needs no root or strip level."""
     return AppliedPatch(
         id=patch.id,
         source=patch.source,
-        text=digest_of(source.kept),
-        policy=source.policy,
+        text=digest_of(named.kept),
+        policy=named.policy,
         verdict=patch.verdict.outcome,
         files=tuple(
             PatchedFile(path=file.path, before=file.before, after=file.after, scopes=_scopes_of(file))

@@ -29,12 +29,11 @@ from provisioner.patching.model import (
     paths_of,
 )
 from provisioner.patching.plan import foreign_paths, make_plan
-from provisioner.patching.series import judge_series, learn_cuts, touched_paths
+from provisioner.patching.series import learn_cuts, touched_paths
 from provisioner.patching.steps import FileStep
 from provisioner.records import dataclass
 from provisioner.resources import patches_folder
-from provisioner.series.policies import name_not_needed
-from provisioner.series.sources import PatchSource
+from provisioner.series.model import NamedPatch, Series, judge_by_policy, name_not_needed
 from provisioner.transaction.filesystem import refusal_of
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.wheels.record import Record
@@ -125,7 +124,7 @@ class Judgement:
         return 1 if self.interrupted else 0
 
 
-def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
+def judge(tree: Tree, series: Series) -> Judgement:
     """Judge a series on a tree and write nothing. Raises ConflictError where it makes a file that is no Python.
 
     On an installed tree the patches that its receipt lists, and that stand there, come first. The bytes as shipped are
@@ -134,10 +133,10 @@ def judge(tree: Tree, sources: Sequence[PatchSource]) -> Judgement:
     match tree:
         case ShippedTree(wheel=wheel):
             record = wheel.record()
-            facts = shipped_facts(record, touched_paths([source.series for source in sources]), wheel)
-            return _judgement(tree, judge_by_policy(sources, facts, record), facts, sources)
+            facts = shipped_facts(record, touched_paths(series.texts), wheel)
+            return _judgement(tree, judge_by_policy(series, facts, record), facts, series)
         case InstalledTree():
-            judgement = judge_installed(tree, with_applied(tree.site, sources))
+            judgement = judge_installed(tree, with_applied(tree.site, series))
             if judgement.verdict.blocking:
                 return judgement
             return insist_on_python(tree.site, judgement, make_plan(judgement.verdict, judgement.facts).steps)
@@ -161,77 +160,72 @@ def insist_on_python(site: Site, judgement: Judgement, steps: Sequence[FileStep]
     return judgement
 
 
-def with_applied(site: Site, sources: Sequence[PatchSource]) -> tuple[PatchSource, ...]:
-    """``sources`` after the patches that stand in the environment by its receipt; one with the same id takes its place
+def with_applied(site: Site, series: Series) -> Series:
+    """``series`` after the patches that stand in the environment by its receipt; one with the same id takes its place
     and knows the older text as a former one."""
-    recorded = recorded_sources(site)
-    ids = [source.id for source in sources]
+    recorded = recorded_series(site)
     # Those that come first in the same order stay there, whether they stand or not: the usual second run.
-    known = recorded if [source.id for source in recorded] == ids[: len(recorded)] else _standing(site, recorded)
-    wanted = dict(zip(ids, sources, strict=True))
-    merged = [_succeed(item, wanted.pop(item.id)) if item.id in wanted else item for item in known]
-    return (*merged, *wanted.values())
+    known = recorded if recorded.ids == series.ids[: len(recorded.ids)] else _standing(site, recorded)
+    wanted = dict(zip(series.ids, series.patches, strict=True))
+    merged = [_succeed(item, wanted.pop(item.id)) if item.id in wanted else item for item in known.patches]
+    return replace(series, patches=(*merged, *wanted.values()))
 
 
-def applied_sources(site: Site) -> tuple[PatchSource, ...]:
+def applied_series(site: Site) -> Series:
     """The patches of the receipt that can be read back and whose files are as they left them, in order."""
-    return _standing(site, recorded_sources(site))
+    return _standing(site, recorded_series(site))
 
 
-def recorded_sources(site: Site) -> tuple[PatchSource, ...]:
+def recorded_series(site: Site) -> Series:
     """The patches of the receipt that can be read back, in order."""
     receipt = read_receipt(site.state_dir)
-    if receipt is None:
-        return ()
-    entries = [entry for entry in receipt.patches if entry.verdict == Verdict.APPLIED]
-    return tuple(source for entry in entries if (source := _read_back(site, entry)) is not None)
+    entries = [entry for entry in receipt.patches if entry.verdict == Verdict.APPLIED] if receipt else []
+    return Series(patches=tuple(item for entry in entries if (item := _read_back(site, entry)) is not None))
 
 
-def _standing(site: Site, sources: tuple[PatchSource, ...]) -> tuple[PatchSource, ...]:
-    if not sources:
-        return ()
-    facts = gather_facts(site, touched_paths([source.series for source in sources]), objects=objects_of(site.state_dir))
-    verdict = judge_by_policy(sources, facts, site.record)
+def _standing(site: Site, series: Series) -> Series:
+    if not series.patches:
+        return series
+    facts = gather_facts(site, touched_paths(series.texts), objects=objects_of(site.state_dir))
+    verdict = judge_by_policy(series, facts, site.record)
     standing = {patch.id for patch in verdict.patches if not patch.verdict.applies}
-    return tuple(source for source in sources if source.id in standing)
+    return Series(patches=tuple(item for item in series.patches if item.id in standing))
 
 
-def judge_installed(tree: InstalledTree, sources: Sequence[PatchSource]) -> Judgement:
-    """Judge exactly ``sources`` on an installed tree."""
-    facts = gather(tree, sources)
-    verdict, notes = judge_by_policy(sources, facts, tree.site.record), []
+def judge_installed(tree: InstalledTree, series: Series) -> Judgement:
+    """Judge exactly ``series`` on an installed tree."""
+    facts = gather(tree, series)
+    verdict, notes = judge_by_policy(series, facts, tree.site.record), []
     if verdict.blocking and tree.open_wheel and lacks_pristine(facts):
         try:
-            facts = gather(tree, sources, tree.open_wheel)
-            verdict = judge_by_policy(sources, facts, tree.site.record)
+            facts = gather(tree, series, tree.open_wheel)
+            verdict = judge_by_policy(series, facts, tree.site.record)
         except CannotObtainError as error:
             notes.append(f"the files as shipped could not be read, so less is known: {error}")
     verdict = _refuse_targets(tree.site, verdict)
     wheel = read_patched_wheel(tree.site)
     if wheel is not None:
         notes.append(f"{tree.distribution} {tree.version} is a patched wheel; it holds {_name_patches(wheel)}")
-        verdict = _take_from_wheel(verdict, wheel, sources, tree.site.record)
+        verdict = _take_from_wheel(verdict, wheel, series, tree.site.record)
     interrupted = is_interrupted(tree.site.state_dir)
     if interrupted:
         notes.append(
             "an interrupted change of files waits for recovery, or one is going on: they may be half changed; "
             "provision patch apply and provision patch revert undo or complete it first"
         )
-    return replace(_judgement(tree, verdict, facts, sources, notes), interrupted=interrupted)
+    return replace(_judgement(tree, verdict, facts, series, notes), interrupted=interrupted)
 
 
 def _name_patches(wheel: PatchedWheel) -> str:
     return ", ".join(patch.id for patch in wheel.patches)
 
 
-def _take_from_wheel(
-    verdict: SeriesVerdict, wheel: PatchedWheel, sources: Sequence[PatchSource], record: Record
-) -> SeriesVerdict:
+def _take_from_wheel(verdict: SeriesVerdict, wheel: PatchedWheel, series: Series, record: Record) -> SeriesVerdict:
     """The verdict where the same texts, which the installed wheel was made with, are what the build has already."""
     if any(record.digest(file.path) != file.after for file in wheel.files):
         return verdict
     held = {patch.text for patch in wheel.patches}
-    ids = {source.id for source in sources if digest_of(source.kept) in held}
+    ids = {item.id for item in series.patches if digest_of(item.kept) in held}
     patches = tuple(
         replace(patch, verdict=Verdict.MERGED_UPSTREAM, why="the installed wheel was made with it")
         if patch.id in ids and patch.verdict.merged
@@ -261,10 +255,10 @@ def _judgement(
     tree: Tree,
     verdict: SeriesVerdict,
     facts: Mapping[str, FileFacts],
-    sources: Sequence[PatchSource],
+    series: Series,
     notes: Iterable[str] = (),
 ) -> Judgement:
-    foreign = _paths_judged(verdict, sources, lambda found: found is Verdict.FOREIGN)
+    foreign = _paths_judged(verdict, series, lambda found: found is Verdict.FOREIGN)
     return Judgement(
         distribution=tree.distribution,
         version=tree.version,
@@ -275,29 +269,15 @@ def _judgement(
     )
 
 
-def gather(
-    tree: InstalledTree, sources: Sequence[PatchSource], open_wheel: OpenWheel | None = None
-) -> dict[str, FileFacts]:
+def gather(tree: InstalledTree, series: Series, open_wheel: OpenWheel | None = None) -> dict[str, FileFacts]:
     """What stands at the files of the series; ``open_wheel`` gives the bytes as shipped that are not at hand."""
     with closing(open_wheel()) if open_wheel else nullcontext() as wheel:
         return gather_facts(
             tree.site,
-            touched_paths([source.series for source in sources]),
+            touched_paths(series.texts),
             objects=objects_of(tree.site.state_dir),
             wheel=wheel,
         )
-
-
-def judge_by_policy(sources: Sequence[PatchSource], facts: Mapping[str, FileFacts], record: Record) -> SeriesVerdict:
-    """Judge; an optional patch that does not hold is left out, and the rest judged again."""
-    kept = tuple(sources)
-    while True:
-        verdict = judge_series([source.series for source in kept], facts, record)
-        blocking = {patch.id for patch in verdict.blocking}
-        failing = next((item for item in kept if item.id in blocking and item.policy is PatchPolicy.OPTIONAL), None)
-        if failing is None:
-            return verdict
-        kept = tuple(item for item in kept if item is not failing)
 
 
 def is_unknown(fact: FileFacts) -> bool:
@@ -310,16 +290,14 @@ def lacks_pristine(facts: Mapping[str, FileFacts]) -> bool:
     return any(map(is_unknown, facts.values()))
 
 
-def resettable_paths(verdict: SeriesVerdict, sources: Iterable[PatchSource]) -> tuple[str, ...]:
+def resettable_paths(verdict: SeriesVerdict, series: Series) -> tuple[str, ...]:
     """The files of patches in the way that would be judged otherwise if they were as shipped, sorted."""
-    return _paths_judged(verdict, sources, lambda found: found.resettable)
+    return _paths_judged(verdict, series, lambda found: found.resettable)
 
 
-def _paths_judged(
-    verdict: SeriesVerdict, sources: Iterable[PatchSource], matches: Callable[[Verdict], bool]
-) -> tuple[str, ...]:
+def _paths_judged(verdict: SeriesVerdict, series: Series, matches: Callable[[Verdict], bool]) -> tuple[str, ...]:
     """The files whose verdict in some patch ``matches``, and with the target of a rename its source."""
-    changes = {source.id: source.series.patch.changes for source in sources}
+    changes = {item.id: item.patch.patch.changes for item in series.patches}
     paths = {
         path
         for patch in verdict.patches
@@ -377,36 +355,32 @@ def _name_state(path: str, number: int, verdict: SeriesVerdict) -> str:
     return f"the file with {', '.join(touching[:number])}"
 
 
-def cut_against(sources: Sequence[PatchSource], wheel: "Wheel") -> tuple[PatchSource, ...]:
+def cut_against(series: Series, wheel: "Wheel") -> Series:
     """The same series, where a patch from elsewhere knows in which class or function each hunk stands, by the files of
     the release in ``wheel``, which the series was cut against."""
-    learnt = cut_series_against([source.series for source in sources], wheel)
-    return tuple(replace(source, series=item) for source, item in zip(sources, learnt, strict=True))
+    shipped = wheel.digests(touched_paths(series.texts))
+    bases = wheel.read_many([path for path, digest in shipped.items() if digest is not None])
+    learnt = zip(series.patches, learn_cuts(series.texts, bases), strict=True)
+    return replace(series, patches=tuple(replace(item, patch=patch) for item, patch in learnt))
 
 
-def cut_series_against(series: Sequence[SeriesPatch], wheel: "Wheel") -> tuple[SeriesPatch, ...]:
-    """The same of patches alone."""
-    shipped = wheel.digests(touched_paths(series))
-    return learn_cuts(series, wheel.read_many([path for path, digest in shipped.items() if digest is not None]))
-
-
-def _read_back(site: Site, entry: AppliedPatch) -> PatchSource | None:
+def _read_back(site: Site, entry: AppliedPatch) -> NamedPatch | None:
     """A patch of the receipt with its text: as kept in the environment, else from the patch store."""
     policy = PatchPolicy(entry.policy)
     text = objects_of(site.state_dir).get(entry.text)
     if text is not None:
-        return source_of(entry, text)
+        return named_by(entry, text)
     from provisioner.series.store import find_text  # few commands come here
 
     found = find_text(patches_folder(), entry.id, entry.text)
-    return PatchSource(series=found[0], policy=policy, text=found[1]) if found else None
+    return NamedPatch(patch=found[0], policy=policy, text=found[1]) if found else None
 
 
-def source_of(entry: AppliedPatch, text: bytes) -> PatchSource:
+def named_by(entry: AppliedPatch, text: bytes) -> NamedPatch:
     """A patch as it was applied, from what is written of it and its text in the form that needs no root."""
     patch = parse_patch(text, id=entry.id, source=entry.source)
-    return PatchSource(
-        series=SeriesPatch(
+    return NamedPatch(
+        patch=SeriesPatch(
             patch=patch,
             cuts={file.path: Cut(scopes=file.scopes) for file in entry.files if file.scopes},
             new_roots=frozenset(
@@ -418,12 +392,11 @@ def source_of(entry: AppliedPatch, text: bytes) -> PatchSource:
     )
 
 
-def _succeed(known: PatchSource, source: PatchSource) -> PatchSource:
-    """``source`` in the place of an earlier text of the same patch, with the scopes that were known of an equal one."""
-    if known.series.patch.changes == source.series.patch.changes:
-        return replace(source, series=replace(source.series, cuts={**known.series.cuts, **source.series.cuts}))
-    former = (*source.series.former, known.series.patch)
-    return replace(source, series=replace(source.series, former=former))
+def _succeed(known: NamedPatch, item: NamedPatch) -> NamedPatch:
+    """``item`` in the place of an earlier text of the same patch, with the scopes that were known of an equal one."""
+    if known.patch.patch.changes == item.patch.patch.changes:
+        return replace(item, patch=replace(item.patch, cuts={**known.patch.cuts, **item.patch.cuts}))
+    return replace(item, patch=replace(item.patch, former=(*item.patch.former, known.patch.patch)))
 
 
 def record_of(tree: Tree) -> Record:
@@ -434,13 +407,14 @@ def record_of(tree: Tree) -> Record:
 def find_scopes(tree: Tree, item: SeriesPatch) -> dict[str, tuple[str | None, ...]]:
     """The class or function in which each hunk of a patch stands in the files as shipped, by path; only of the files in
     which every hunk stands at its own line."""
+    alone = Series(patches=(NamedPatch(patch=item),))
     if isinstance(tree, ShippedTree):
-        (learnt,) = cut_against([PatchSource(series=item)], tree.wheel)
+        (learnt,) = cut_against(alone, tree.wheel).texts
     else:
-        facts = gather(tree, [PatchSource(series=item)])
+        facts = gather(tree, alone)
         bases = {path: fact.pristine for path, fact in facts.items() if fact.pristine is not None}
-        (learnt,) = (PatchSource(series=found) for found in learn_cuts([item], bases))
-    return {path: cut.scopes for path, cut in learnt.series.cuts.items()}
+        (learnt,) = learn_cuts(alone.texts, bases)
+    return {path: cut.scopes for path, cut in learnt.cuts.items()}
 
 
 def scope_of(hunk: HunkVerdict) -> str | None:

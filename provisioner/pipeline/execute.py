@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from provisioner import __version__
 from provisioner.counts import count_text
-from provisioner.digests import Digest, digest_of
+from provisioner.digests import digest_of
 from provisioner.documents.lock import Lock, LockedBuild, marker_environment, select_pin
 from provisioner.documents.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.documents.recipe import Recipe
@@ -50,8 +50,7 @@ from provisioner.errors import (
     HashMismatchError,
     ProvisionError,
 )
-from provisioner.patching.diff import print_patch
-from provisioner.patching.model import FileFacts, SeriesPatch, SeriesVerdict
+from provisioner.patching.model import FileFacts, SeriesVerdict
 from provisioner.patching.plan import make_plan, steps_to
 from provisioner.patching.series import touched_paths
 from provisioner.patching.steps import FileStep
@@ -90,7 +89,7 @@ from provisioner.pipeline.preflight import BARE_ENVIRONMENT_BYTES, FULL_ENVIRONM
 from provisioner.pipeline.user_patches import patches_beside, save_texts
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
-from provisioner.series.policies import RecipeSeries, judge_recipe, refuse_blocked, refuse_merged
+from provisioner.series.model import Series, judge_by_policy, refuse_blocked, refuse_merged
 from provisioner.transaction.folders import make_state_folder
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import Holder, ReadOnlyError, hold_environment
@@ -116,7 +115,7 @@ class Request:
 
     recipe: Recipe
     lock: Lock
-    series: RecipeSeries
+    series: Series
     venv: Path
     python: str | None
     bare: bool
@@ -218,7 +217,7 @@ def _plan_new(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
     python = _choose_python(request, uv)
     wheel = request.open_wheel()
     record = wheel.record()
-    facts = shipped_facts(record, touched_paths(request.series.patches), wheel)
+    facts = shipped_facts(record, touched_paths(request.series.texts), wheel)
     verdict = _judge(request, facts, record)
     steps = make_plan(verdict, facts).steps
     refuse_broken_python(python.executable, steps, verdict)
@@ -506,7 +505,7 @@ def is_edited(request: Request, site: Site) -> bool:
 
 def _judged_paths(request: Request, site: Site) -> set[str]:
     """The series' own files, which the series answers for."""
-    return {*touched_paths(request.series.patches), *_leftover_paths(request, site)}
+    return {*touched_paths(request.series.texts), *_leftover_paths(request, site)}
 
 
 def _record_error(site: Site, findings: tuple[RecordFinding, ...], *, fresh: bool) -> ProvisionError:
@@ -565,7 +564,7 @@ def _going(request: Request, site: Site) -> list[TakeOutPatches]:
 
 def _gather(request: Request, site: Site) -> dict[str, FileFacts]:
     objects = objects_of(site.state_dir)
-    paths = touched_paths(request.series.patches)
+    paths = touched_paths(request.series.texts)
     facts = gather_facts(site, paths, objects=objects)
     unknown = any(fact.recorded is not None and fact.pristine is None for fact in facts.values())
     return gather_facts(site, paths, objects=objects, wheel=request.open_wheel()) if unknown else facts
@@ -575,11 +574,11 @@ def _judge(
     request: Request, facts: Mapping[str, FileFacts], record: Record, former: Receipt | None = None
 ) -> SeriesVerdict:
     considered = {path: _as_shipped(fact) for path, fact in facts.items()} if request.reapply else facts
-    verdict = judge_recipe(request.series, considered, record)
+    verdict = judge_by_policy(request.series, considered, record)
     if verdict.blocking and former is not None:
         # The series may have changed since: what still has the bytes that we left is not somebody else's edit.
         own = {path: _as_shipped(fact) if _is_as_left(fact, former) else fact for path, fact in considered.items()}
-        verdict = judge_recipe(request.series, own, record)
+        verdict = judge_by_policy(request.series, own, record)
     try:
         refuse_blocked(verdict, request.series, where=str(request.venv))
     except ConflictError as error:
@@ -602,7 +601,7 @@ def _leftover_paths(request: Request, site: Site) -> tuple[str, ...]:
     """Files that a former series changed and this one does not touch."""
     receipt = read_receipt(site.state_dir)
     former = receipt.final_digests() if receipt else {}
-    return tuple(sorted(set(former) - set(touched_paths(request.series.patches))))
+    return tuple(sorted(set(former) - set(touched_paths(request.series.texts))))
 
 
 def _plan_leftovers(request: Request, site: Site) -> tuple[FileStep, ...]:
@@ -639,8 +638,7 @@ def _keep(request: Request, site: Site, verdict: SeriesVerdict) -> None:
         if content is not None:
             objects.put(content)
     for item in request.series.patches:
-        if _is_foreign(request, item):
-            objects.put(print_patch(item.patch))
+        objects.put(item.kept)
 
 
 def _prove_build(request: Request, site: Site) -> None:
@@ -720,13 +718,13 @@ def _make_receipt(request: Request, site: Site, verdict: SeriesVerdict, standing
 
 
 def _applied_patches(request: Request, verdict: SeriesVerdict) -> tuple[AppliedPatch, ...]:
-    items = {item.patch.id: item for item in request.series.patches}
+    items = {item.id: item for item in request.series.patches}
     return tuple(
         AppliedPatch(
             id=patch.id,
             source=patch.source,
-            text=_text_digest(request, items[patch.id]),
-            policy=request.series.policies.get(patch.id, "required"),
+            text=digest_of(items[patch.id].kept),
+            policy=items[patch.id].policy,
             verdict=patch.verdict.outcome,
             files=tuple(
                 PatchedFile(path=file.path, before=file.before, after=file.after)
@@ -736,12 +734,3 @@ def _applied_patches(request: Request, verdict: SeriesVerdict) -> tuple[AppliedP
         )
         for patch in verdict.patches
     )
-
-
-def _text_digest(request: Request, item: SeriesPatch) -> Digest:
-    """A patch of the store is found there by the digest of its text; another's text is kept in the environment."""
-    return digest_of(print_patch(item.patch)) if _is_foreign(request, item) else item.patch.digest
-
-
-def _is_foreign(request: Request, item: SeriesPatch) -> bool:
-    return all(use.id != item.patch.id for use in request.recipe.patches)

@@ -1,7 +1,6 @@
 """Back to the files as shipped."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from provisioner.patching.series import judge_series, touched_paths
 from provisioner.pipeline.evaluate import InstalledTree
 from provisioner.pipeline.execute import WAIT_SECONDS
 from provisioner.pipeline.revert_patches import describe_standing
-from provisioner.pipeline.user_patches import user_sources
-from provisioner.series.policies import RecipeSeries
-from provisioner.series.sources import PatchSource
+from provisioner.pipeline.user_patches import user_series
+from provisioner.series.model import Series
 from provisioner.transaction.lockfile import hold_environment
 from provisioner.transaction.transaction import FileOutcome, execute
 
@@ -31,7 +29,7 @@ class Reverted:
     others: tuple[str, ...] = ()
 
 
-def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
+def revert(distribution: str, series: Series, venv: Path) -> Reverted:
     """Restore every file of the series to its bytes as shipped, remove what the series created, and prove RECORD.
 
     Patches of the user's own stay, with their entries in the receipt. Raises ForeignBytesError where a file is in no
@@ -45,20 +43,23 @@ def revert(distribution: str, series: RecipeSeries, venv: Path) -> Reverted:
     with hold_environment(state_of(venv), wait_seconds=WAIT_SECONDS):
         site = find_site(venv, distribution)
         recover_site(site)
-        staying = user_sources(site, series)
+        staying = user_series(site, series)
         outcomes = _restore(series, site, staying)
         _forget_patches(site, staying)
         others = _prove(series, site, staying)
     return Reverted(venv=venv, files=outcomes, others=others)
 
 
-def _restore(series: RecipeSeries, site: Site, staying: Sequence[PatchSource]) -> tuple[FileOutcome, ...]:
-    patches = (*series.patches, *(source.series for source in staying))
+def _restore(series: Series, site: Site, staying: Series) -> tuple[FileOutcome, ...]:
+    patches = (*series.texts, *staying.texts)
     facts = gather_facts(site, touched_paths(patches), objects=objects_of(site.state_dir))
     verdict = judge_series(patches, facts, site.record)
-    going = [item.patch.id for item in series.patches]
     try:
-        plan = plan_without(patches, verdict, facts, going, site.record) if staying else plan_revert(verdict, facts)
+        plan = (
+            plan_without(patches, verdict, facts, series.ids, site.record)
+            if staying.patches
+            else plan_revert(verdict, facts)
+        )
     except ForeignBytesError as error:
         raise _with_hints(error, site) from error
     return execute(
@@ -66,10 +67,10 @@ def _restore(series: RecipeSeries, site: Site, staying: Sequence[PatchSource]) -
     )
 
 
-def _forget_patches(site: Site, staying: Sequence[PatchSource]) -> None:
+def _forget_patches(site: Site, staying: Series) -> None:
     receipt = read_receipt(site.state_dir)
     if receipt is not None and receipt.patches:
-        entries = describe_standing(InstalledTree(site=site), staying) if staying else ()
+        entries = describe_standing(InstalledTree(site=site), staying) if staying.patches else ()
         write_receipt(site.state_dir, replace(receipt, patches=entries, verification=None))
 
 
@@ -84,11 +85,11 @@ def _with_hints(error: ForeignBytesError, site: Site) -> ForeignBytesError:
     )
 
 
-def _prove(series: RecipeSeries, site: Site, staying: Sequence[PatchSource]) -> tuple[str, ...]:
+def _prove(series: Series, site: Site, staying: Series) -> tuple[str, ...]:
     """Insist on RECORD for the series' files, but for those of patches that stay, which the transaction proved; the
     other sources that are not as it says."""
-    touched = set(touched_paths(series.patches))
-    patched = touched_paths([source.series for source in staying])
+    touched = set(touched_paths(series.texts))
+    patched = touched_paths(staying.texts)
     wrong = [item.path for item in check_record(site, skip=patched, python_only=True)]
     ours = [path for path in wrong if path in touched]
     if ours:

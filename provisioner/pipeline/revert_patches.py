@@ -17,12 +17,12 @@ from provisioner.pipeline.apply_patches import WAIT_SECONDS, describe_applied, r
 from provisioner.pipeline.evaluate import (
     InstalledTree,
     Judgement,
-    applied_sources,
+    applied_series,
     judge_installed,
     with_applied,
 )
 from provisioner.resources import stored_patch_names
-from provisioner.series.sources import PatchSource, near_names
+from provisioner.series.model import Series, near_names
 from provisioner.transaction.lockfile import Holder, hold_environment
 from provisioner.transaction.transaction import FileOutcome, Recovery, execute, is_interrupted
 from provisioner.wheels.record import Record
@@ -45,31 +45,31 @@ class Withdrawal:
 def withdraw(
     tree: InstalledTree,
     ids: Sequence[str],
-    sources: Sequence[PatchSource] = (),
+    named: Series,
     *,
     on_wait: Callable[[Holder | None], None] = lambda _holder: None,
 ) -> Withdrawal:
     """Take the patches with ``ids`` back (none: all), in one transaction, and prove the rest.
 
-    The series is the receipt's, or ``sources`` for an environment without one. Raises UsageError for an id of nothing;
+    The series is the receipt's, or ``named`` for an environment without one. Raises UsageError for an id of nothing;
     ForeignBytesError where a file is no state of the series; ConflictError, naming them, where patches that stay need
     one that goes; what a transaction raises, and BusyError.
     """
     site = tree.site
-    if not (is_interrupted(site.state_dir) or applied_sources(site) or sources):
+    if not (is_interrupted(site.state_dir) or applied_series(site).patches or named.patches):
         _refuse_unknown(ids, (), site)
         return Withdrawal(ids=(), files=(), remaining=(), absent=tuple(ids))
     with hold_environment(site.state_dir, wait_seconds=WAIT_SECONDS, on_wait=on_wait):
         recovery = recover_site(site)
-        series = with_applied(site, sources)
-        applied = [source.id for source in series]
+        series = with_applied(site, named)
+        applied = series.ids
         _refuse_unknown(ids, applied, site)
         going = frozenset(ids or applied) & frozenset(applied)
         if not going:
-            return Withdrawal(ids=(), files=(), remaining=tuple(applied), absent=tuple(ids), recovery=recovery)
+            return Withdrawal(ids=(), files=(), remaining=applied, absent=tuple(ids), recovery=recovery)
         judgement = judge_installed(tree, series)
         _require_standing(judgement)
-        staying = tuple(source for source in series if source.id not in going)
+        staying = replace(series, patches=tuple(item for item in series.patches if item.id not in going))
         files = execute(
             site.site_packages,
             site.state_dir,
@@ -79,9 +79,9 @@ def withdraw(
         )
         _write_remaining(tree, staying)
     return Withdrawal(
-        ids=tuple(source.id for source in series if source.id in going),
+        ids=tuple(patch_id for patch_id in applied if patch_id in going),
         files=files,
-        remaining=tuple(source.id for source in staying),
+        remaining=staying.ids,
         absent=tuple(patch_id for patch_id in ids if patch_id not in going),
         recovery=recovery,
     )
@@ -120,16 +120,13 @@ def _source_of(patch: PatchVerdict) -> str:
     return patch.id if patch.id in stored_patch_names() else shlex.quote(patch.source)
 
 
-def _plan(
-    series: Sequence[PatchSource], judgement: Judgement, going: Collection[str], record: Record
-) -> tuple[FileStep, ...]:
-    if len(going) == len(series):
+def _plan(series: Series, judgement: Judgement, going: Collection[str], record: Record) -> tuple[FileStep, ...]:
+    if len(going) == len(series.patches):
         return plan_revert(judgement.verdict, judgement.facts).steps
-    patches = [source.series for source in series]
-    return plan_without(patches, judgement.verdict, judgement.facts, going, record).steps
+    return plan_without(series.texts, judgement.verdict, judgement.facts, going, record).steps
 
 
-def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> None:
+def _write_remaining(tree: InstalledTree, staying: Series) -> None:
     """The receipt of what stays, judged anew on the files as they are now."""
     site = tree.site
     receipt = read_receipt(site.state_dir)
@@ -141,8 +138,8 @@ def _write_remaining(tree: InstalledTree, staying: Sequence[PatchSource]) -> Non
     record_in_receipt(site, replace(receipt, created=now, tool=__version__, patches=kept))
 
 
-def describe_standing(tree: InstalledTree, sources: Sequence[PatchSource]) -> tuple[AppliedPatch, ...]:
-    """Those of ``sources`` that are in the files now, as the receipt lists them."""
-    by_id = {source.id: source for source in sources}
-    standing = [patch for patch in judge_installed(tree, sources).verdict.patches if patch.verdict.remains]
+def describe_standing(tree: InstalledTree, series: Series) -> tuple[AppliedPatch, ...]:
+    """Those of ``series`` that are in the files now, as the receipt lists them."""
+    by_id = {item.id: item for item in series.patches}
+    standing = [patch for patch in judge_installed(tree, series).verdict.patches if patch.verdict.remains]
     return tuple(describe_applied(by_id[patch.id], patch) for patch in standing)

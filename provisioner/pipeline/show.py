@@ -9,10 +9,10 @@ from provisioner.environment.site import Site
 from provisioner.errors import NoSuchBuildError, UsageError
 from provisioner.patching.diff import manifest_of, print_patch
 from provisioner.patching.model import Manifest
-from provisioner.pipeline.evaluate import applied_sources
+from provisioner.pipeline.evaluate import applied_series
 from provisioner.resources import patches_folder
 from provisioner.series.files import Reading, read_patch_file
-from provisioner.series.sources import near_names
+from provisioner.series.model import near_names
 from provisioner.series.store import PATCH_FILE, PatchVariant, StoredPatch, open_stored_patch, read_stored_patch
 
 
@@ -55,17 +55,17 @@ def show_applied(site: Site, patch_id: str) -> ShownPatch:
 
     Raises UsageError where it does not.
     """
-    sources = {source.id: source for source in applied_sources(site)}
-    source = sources.get(patch_id)
-    if source is None:
+    applied = {item.id: item for item in applied_series(site).patches}
+    named = applied.get(patch_id)
+    if named is None:
         raise UsageError(
             f"{patch_id!r} is not applied here",
-            found=f"applied here: {', '.join(sources) or 'no patch at all'}",
-            hints=near_names(patch_id, sources),
+            found=f"applied here: {', '.join(applied) or 'no patch at all'}",
+            hints=near_names(patch_id, applied),
         )
-    patch = source.series.patch
-    scopes = {path: tuple(scope or "" for scope in cut.scopes) for path, cut in source.series.cuts.items()}
-    return ShownPatch(id=patch.id, source=patch.source, manifest=manifest_of(patch, scopes), text=source.kept)
+    patch = named.patch.patch
+    scopes = {path: tuple(scope or "" for scope in cut.scopes) for path, cut in named.patch.cuts.items()}
+    return ShownPatch(id=patch.id, source=patch.source, manifest=manifest_of(patch, scopes), text=named.kept)
 
 
 def _show_file(path: Path, reading: Reading) -> ShownPatch:

@@ -24,7 +24,7 @@ from provisioner.environment.state import objects_of, read_receipt, state_of
 from provisioner.environment.unlisted import Unlisted, find_unlisted, removal_of
 from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, Verdict
 from provisioner.patching.series import judge_series, touched_paths
-from provisioner.pipeline.evaluate import applied_sources
+from provisioner.pipeline.evaluate import applied_series
 from provisioner.pipeline.inspect import (
     Absent,
     Adoptable,
@@ -37,7 +37,7 @@ from provisioner.pipeline.inspect import (
 )
 from provisioner.records import dataclass
 from provisioner.series.fork import find_series
-from provisioner.series.policies import pristine_only
+from provisioner.series.model import pristine_only
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.lockfile import read_holder
 from provisioner.wheels.record import Record
@@ -278,17 +278,20 @@ def _omission_problems(recipe: Recipe, receipt: Receipt | None) -> tuple[str, ..
 
 def _judge(recipe: Recipe, venv: Path, site: Site, receipt: Receipt | None) -> tuple[PatchStatus, ...]:
     series = find_series(recipe, venv, site.version, receipt.left_out if receipt else ())
-    added = [source.series for source in applied_sources(site) if source.id not in series.policies]
-    patches = (*series.patches, *added)
-    facts = gather_facts(site, touched_paths((*patches, *series.unwanted)), objects=objects_of(site.state_dir))
+    unwanted = tuple(item.patch for item in series.unwanted)
+    policies = {item.id: str(item.policy) for item in (*series.patches, *series.unwanted)}
+    known = {*policies, *(item.id for item in series.left_out)}
+    added = [item.patch for item in applied_series(site).patches if item.id not in known]
+    patches = (*series.texts, *added)
+    facts = gather_facts(site, touched_paths((*patches, *unwanted)), objects=objects_of(site.state_dir))
     now = {path: digest_of(fact.content) if fact.content is not None else None for path, fact in facts.items()}
     recorded = {path: fact.recorded for path, fact in facts.items()}
     verdicts = list(judge_series(patches, facts, site.record).patches)
-    verdicts += [verdict for patch in series.unwanted for verdict in _judge_alone(patch, facts, site.record)]
+    verdicts += [verdict for patch in unwanted for verdict in _judge_alone(patch, facts, site.record)]
     return tuple(
         PatchStatus(
             id=verdict.id,
-            policy=str(series.policies.get(verdict.id, ADDED)),
+            policy=policies.get(verdict.id, ADDED),
             verdict=verdict.verdict,
             why=verdict.why,
             files=_files_of(verdict, recorded, now),

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from provisioner.documents.recipe import ForkStack
 from provisioner.errors import CannotObtainError, EnvironmentConflictError, NetworkError, NoSuchBuildError
 from provisioner.records import dataclass
-from provisioner.series.policies import FORK
+from provisioner.series.model import FORK
 
 QUICK_SECONDS = 30
 CLONE_SECONDS = 600

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from provisioner.documents.policy import LeftOut, Omission
-from provisioner.documents.recipe import ForkStack, PatchPolicy, Recipe
+from provisioner.documents.recipe import ForkStack, Recipe
 from provisioner.errors import EnvironmentConflictError, InvalidRecipeError, UsageError
 from provisioner.patching.model import SeriesPatch
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
-from provisioner.series.policies import FORK, RecipeSeries, leave_out
+from provisioner.series.model import FORK, NamedPatch, Series
 from provisioner.series.recipe import open_series
 
 if TYPE_CHECKING:
@@ -69,19 +69,19 @@ def peek_checkout(fork: ForkStack, wish: ForkWish, reporter: Reporter) -> "Check
 
 def open_fork_series(
     recipe: Recipe, checkout: "Checkout", version: Version, *, overlay: bool = True, left_out: Collection[LeftOut] = ()
-) -> RecipeSeries:
+) -> Series:
     """The whole series of a recipe with a fork, for one version. Raises what opening its two parts raises."""
     return with_fork(open_series(recipe, version), recipe, checkout, overlay=overlay, left_out=left_out)
 
 
 def with_fork(
-    own: RecipeSeries,
+    own: Series,
     recipe: Recipe,
     checkout: "Checkout",
     *,
     overlay: bool = True,
     left_out: Collection[LeftOut] = (),
-) -> RecipeSeries:
+) -> Series:
     """The fork's patches, its overlay and that one's patches, then the recipe's own, without those that are left out.
 
     What one of the recipe's own replaces is left out, too, unless that one is. Raises InvalidPatchError, with file and
@@ -93,19 +93,18 @@ def with_fork(
         _refuse_unknown(recipe, unknown_replaced(fork, checkout))
     patches = [_parse(patch, checkout, fork) for patch in checkout.patches]
     added = _read_overlay(checkout, fork)
-    required = {item.patch.id: PatchPolicy.REQUIRED for item in (*patches, *added)}
-    whole = replace(own, patches=(*patches, *added, *own.patches), policies={**required, **own.policies})
+    whole = replace(own, patches=(*patches, *added, *own.patches))
     asked = {item.id for item in left_out}
     replaced = [
         LeftOut(id=f"{FORK}/{name}", omission=Omission.REPLACED, by=by)
         for name, by in fork.replaced.items()
         if by not in asked
     ]
-    unwanted = [] if overlay else [LeftOut(id=item.patch.id, omission=Omission.NO_OVERLAY) for item in added]
-    return leave_out(whole, (*replaced, *unwanted, *left_out))
+    unwanted = [] if overlay else [LeftOut(id=item.id, omission=Omission.NO_OVERLAY) for item in added]
+    return whole.without((*replaced, *unwanted, *left_out))
 
 
-def _read_overlay(checkout: "Checkout", fork: ForkStack) -> list[SeriesPatch]:
+def _read_overlay(checkout: "Checkout", fork: ForkStack) -> list[NamedPatch]:
     """The new files as one patch, and the patches that come after it."""
     from provisioner.patching.compare import patch_between
 
@@ -113,7 +112,10 @@ def _read_overlay(checkout: "Checkout", fork: ForkStack) -> list[SeriesPatch]:
         return []
     files = {file.path: file.content for file in checkout.overlay}
     created = patch_between({}, files, id=OVERLAY_ID, source=f"fork: {fork.overlay}")
-    return [SeriesPatch(patch=created), *(_parse(patch, checkout, fork) for patch in checkout.overlay_patches)]
+    return [
+        NamedPatch(patch=SeriesPatch(patch=created)),
+        *(_parse(patch, checkout, fork) for patch in checkout.overlay_patches),
+    ]
 
 
 def unknown_replaced(fork: ForkStack, checkout: "Checkout") -> tuple[str, ...]:
@@ -131,7 +133,7 @@ def _refuse_unknown(recipe: Recipe, names: tuple[str, ...]) -> None:
         )
 
 
-def find_series(recipe: Recipe, venv: Path, version: Version, left_out: Collection[LeftOut] = ()) -> RecipeSeries:
+def find_series(recipe: Recipe, venv: Path, version: Version, left_out: Collection[LeftOut] = ()) -> Series:
     """The series of an environment that exists, without what its receipt says was ``left_out``: with the fork's part
     where the environment lies in its checkout.
 
@@ -142,7 +144,7 @@ def find_series(recipe: Recipe, venv: Path, version: Version, left_out: Collecti
         from provisioner.series.checkout import read_checkout  # most recipes have no fork
 
         return with_fork(own, recipe, read_checkout(venv.parent, fork), left_out=left_out)
-    return leave_out(own, left_out)
+    return own.without(left_out)
 
 
 def _read_pinned(folder: Path, fork: ForkStack, wish: ForkWish) -> "Checkout":
@@ -169,8 +171,8 @@ def _require_fork(recipe: Recipe) -> ForkStack:
     return recipe.fork
 
 
-def _parse(patch: "ForkPatch", checkout: "Checkout", fork: ForkStack) -> SeriesPatch:
+def _parse(patch: "ForkPatch", checkout: "Checkout", fork: ForkStack) -> NamedPatch:
     from provisioner.patching.diff import parse_patch
 
     source = f"fork: {patch.path.relative_to(checkout.folder).as_posix()}"
-    return SeriesPatch(patch=parse_patch(patch.text, id=patch.id, source=source, root=fork.root))
+    return NamedPatch(patch=SeriesPatch(patch=parse_patch(patch.text, id=patch.id, source=source, root=fork.root)))

@@ -1,20 +1,20 @@
 """A recipe's series from the patch store, for one version of the distribution."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import Version
 
 from provisioner.documents.recipe import PatchPolicy, Recipe
 from provisioner.errors import InvalidRecipeError, UsageError
-from provisioner.patching.model import SeriesPatch
 from provisioner.patching.series import touched_paths
 from provisioner.resources import patches_folder
-from provisioner.series.policies import RecipeSeries
+from provisioner.series.model import NamedPatch, Series
 from provisioner.series.store import PatchVariant, StoredPatch, load_series_patch, open_stored_patch
 
 
-def open_series(recipe: Recipe, version: Version, folder: Path | None = None) -> RecipeSeries:
+def open_series(recipe: Recipe, version: Version, folder: Path | None = None) -> Series:
     """The recipe's patches, each in the variant for ``version``, from the store in ``folder`` (default: the tool's).
 
     Raises InvalidRecipeError for an unknown patch; InvalidPatchError for a store that is not what it must be.
@@ -31,18 +31,18 @@ class OpenStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._patches: dict[str, StoredPatch] = {}
-        self._texts: dict[tuple[str, int], SeriesPatch] = {}
+        self._texts: dict[tuple[str, int], NamedPatch] = {}
 
-    def series_of(self, recipe: Recipe, version: Version) -> RecipeSeries:
+    def series_of(self, recipe: Recipe, version: Version) -> Series:
         """As :func:`open_series`."""
-        wanted: list[SeriesPatch] = []
-        unwanted: list[SeriesPatch] = []
+        named = []
         for use in recipe.patches:
             stored = self._named_by(recipe, use.id)
-            patch = self.text(stored, nearest_variant(stored, version))
-            (unwanted if use.policy is PatchPolicy.NOT_NEEDED else wanted).append(patch)
-        policies = {use.id: use.policy for use in recipe.patches}
-        return RecipeSeries(patches=tuple(wanted), policies=policies, unwanted=tuple(unwanted))
+            named.append(replace(self.text(stored, nearest_variant(stored, version)), policy=use.policy))
+        return Series(
+            patches=tuple(item for item in named if item.policy is not PatchPolicy.NOT_NEEDED),
+            unwanted=tuple(item for item in named if item.policy is PatchPolicy.NOT_NEEDED),
+        )
 
     def _named_by(self, recipe: Recipe, patch_id: str) -> StoredPatch:
         try:
@@ -56,17 +56,23 @@ class OpenStore:
             self._patches[patch_id] = open_stored_patch(self._folder, patch_id)
         return self._patches[patch_id]
 
-    def text(self, patch: StoredPatch, variant: PatchVariant) -> SeriesPatch:
-        """As :func:`load_series_patch`."""
+    def text(self, patch: StoredPatch, variant: PatchVariant) -> NamedPatch:
+        """As :func:`read_variant`."""
         key = (patch.id, patch.variants.index(variant))
         if key not in self._texts:
-            self._texts[key] = load_series_patch(patch, variant)
+            self._texts[key] = read_variant(patch, variant)
         return self._texts[key]
+
+
+def read_variant(patch: StoredPatch, variant: PatchVariant) -> NamedPatch:
+    """A variant as a patch of a series. Raises as :func:`load_series_patch`."""
+    text = None if patch.root else patch.file_of(variant).read_bytes()
+    return NamedPatch(patch=load_series_patch(patch, variant), text=text, upstream=patch.upstream)
 
 
 def touched_by(recipe: Recipe, version: Version) -> Iterable[str]:
     """The paths that the recipe's series touches in ``version``."""
-    return touched_paths(open_series(recipe, version).patches)
+    return touched_paths(open_series(recipe, version).texts)
 
 
 def nearest_variant(patch: StoredPatch, version: Version) -> PatchVariant:

@@ -34,7 +34,7 @@ from provisioner.errors import InvalidReportError
 from provisioner.patching.model import FileFacts
 from provisioner.patching.series import judge_series
 from provisioner.progress import Silence
-from provisioner.series.policies import RecipeSeries
+from provisioner.series.model import Series
 from tests.support.drift_builds import HISTORY, PATCH, subject
 from tests.support.index_server import IndexServer, Mood
 from tests.support.wheels import wheel_filename
@@ -230,7 +230,7 @@ def test_a_build_on_which_nothing_was_judged_is_refused(settings):
 
 
 def test_a_recipe_without_patches_is_none_that_was_judged(settings):
-    empty = Subject(name="empty", series_for=lambda _: RecipeSeries(patches=(), policies={}), responses={})
+    empty = Subject(name="empty", series_for=lambda _: Series(), responses={})
     report = judge(settings, [subject(), empty], "pypi:1.1")
     assert report.columns[0].recipes == ("small",)
     assert parse_report(print_report_json(report), where="x") == report
@@ -322,7 +322,7 @@ def test_bisections_are_kept(settings):
 
 
 def cell_on(recipe: str, version: str) -> Cell:
-    series = subject(name=recipe).series_for(Version(version)).patches
+    series = subject(name=recipe).series_for(Version(version)).texts
     content = HISTORY[version]
     facts = {
         "vllm/ops.py": FileFacts(

@@ -178,5 +178,5 @@ def test_own_patches_are_read_once_unless_they_have_variants(tmp_path):
     loose = stack_subject([tmp_path], root="", strip=None, base=None)
     assert loose.series_for(versions[0]) is loose.series_for(versions[1])
     stored = stack_subject([patches_folder() / "pr50021-gdn-spec-bounds"], root="", strip=None, base=None)
-    texts = [stored.series_for(version).patches[0].patch.digest for version in versions]
+    texts = [stored.series_for(version).texts[0].patch.digest for version in versions]
     assert texts[0] != texts[1]

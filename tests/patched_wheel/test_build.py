@@ -25,7 +25,7 @@ from provisioner.patched_wheel.naming import patched_filename, patched_version
 from provisioner.patched_wheel.verify import verify_wheel
 from provisioner.progress import Silence
 from provisioner.series.files import Reading
-from provisioner.series.sources import Wanted, read_sources
+from provisioner.series.sources import Wanted, read_series
 
 VERSION = "0.27.1"
 TAG = "cp38-abi3-manylinux_2_28_x86_64"
@@ -98,8 +98,8 @@ def patches(tmp_path: Path) -> tuple[str, ...]:
 
 
 def build(origin: Path, patches: tuple[str, ...], folder: Path, label: str = "hynix-stable") -> BuiltWheel:
-    sources = read_sources(Wanted(names=patches, reading=Reading()), Version(VERSION))
-    return build_wheel(WheelRequest(origin=origin, sources=sources, label=label), folder, Silence())
+    series = read_series(Wanted(names=patches, reading=Reading()), Version(VERSION))
+    return build_wheel(WheelRequest(origin=origin, series=series, label=label), folder, Silence())
 
 
 def rewrite(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:

@@ -35,6 +35,7 @@ from provisioner.pipeline.preflight import check_disk
 from provisioner.pipeline.revert import revert
 from provisioner.pipeline.status import read_status
 from provisioner.progress import Silence
+from provisioner.series.model import Series
 from provisioner.transaction.lockfile import LOCK_NAME, hold_environment
 from tests.support.shop import BOUNDS, FILES, NEW_FILE, OPS, RECIPE, TORCH, Shop, series_of
 from tests.support.wheels import wheel_bytes, wheel_filename
@@ -203,8 +204,8 @@ def test_a_patch_that_does_not_apply_leaves_the_files_as_shipped(shop: Shop) -> 
 
 def test_an_optional_patch_that_does_not_apply_is_left_out(shop: Shop) -> None:
     broken = BOUNDS.replace(b"return x * 2", b"return x * 3")
-    series = series_of(NEW_FILE, broken)
-    series = replace(series, policies={"p1": PatchPolicy.REQUIRED, "p2": PatchPolicy.OPTIONAL})
+    required, optional = series_of(NEW_FILE, broken).patches
+    series = Series(patches=(required, replace(optional, policy=PatchPolicy.OPTIONAL)))
     outcome = provision(shop.request(series), shop.uv, Silence())
     assert [patch.id for patch in outcome.receipt.patches] == ["p1"]
     assert (shop.site_packages / "vllm/added.py").exists()

@@ -13,7 +13,7 @@ def test_a_store_reads_each_text_once() -> None:
     recipe = parse_recipe(text, name="samsung", where="samsung.toml")
     store = OpenStore(patches_folder())
     first, second, other = (store.series_of(recipe, Version(text)) for text in ("0.27.0", "0.27.1", "0.30.0"))
-    assert [id(item) for item in first.patches] == [id(item) for item in second.patches]
+    assert [id(item) for item in first.texts] == [id(item) for item in second.texts]
     assert first == open_series(recipe, Version("0.27.1"))
     assert other == open_series(recipe, Version("0.30.0")) != first
 

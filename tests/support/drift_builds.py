@@ -8,7 +8,7 @@ from provisioner.documents.recipe import DriftResponse, PatchPolicy
 from provisioner.drift.scan import Subject
 from provisioner.patching.diff import parse_patch
 from provisioner.patching.model import Cut, SeriesPatch
-from provisioner.series.policies import RecipeSeries
+from provisioner.series.model import NamedPatch, Series
 from tests.support.wheels import version_file, wheel_bytes
 
 OLD = b"def scale(x):\n    return x * 2\n"
@@ -51,7 +51,7 @@ def subject(
     parsed = parse_patch(PATCH, id="bounds", source="bounds.patch")
     patch = SeriesPatch(patch=parsed, cuts={"vllm/ops.py": Cut(scopes=("scale",))}, merged_as=merged_as)
 
-    def series_for(_: Version) -> RecipeSeries:
-        return RecipeSeries(patches=(patch,), policies={"bounds": policy})
+    def series_for(_: Version) -> Series:
+        return Series(patches=(NamedPatch(patch=patch, policy=policy),))
 
     return Subject(name=name, series_for=series_for, responses=responses or {})

@@ -20,7 +20,7 @@ from provisioner.patching.model import SeriesPatch
 from provisioner.patching.series import touched_paths
 from provisioner.pipeline.execute import Request
 from provisioner.progress import Silence
-from provisioner.series.policies import RecipeSeries
+from provisioner.series.model import NamedPatch, Series
 from tests.support.index_server import IndexServer
 from tests.support.wheels import version_file, wheel_bytes, wheel_filename
 
@@ -64,13 +64,15 @@ NEW_FILE = b"""\
 """
 
 
-def series_of(*texts: bytes, policy: PatchPolicy = PatchPolicy.REQUIRED) -> RecipeSeries:
+def series_of(*texts: bytes, policy: PatchPolicy = PatchPolicy.REQUIRED) -> Series:
     """A series of patch texts, called p1, p2 and so on."""
     patches = tuple(
-        SeriesPatch(patch=parse_patch(text, id=f"p{number}", source=f"p{number}.patch"))
+        NamedPatch(
+            patch=SeriesPatch(patch=parse_patch(text, id=f"p{number}", source=f"p{number}.patch")), policy=policy
+        )
         for number, text in enumerate(texts, start=1)
     )
-    return RecipeSeries(patches=patches, policies={item.patch.id: policy for item in patches})
+    return Series(patches=patches)
 
 
 def vllm_wheel(version: str = "0.27.1", files: Mapping[str, bytes] = FILES) -> bytes:
@@ -104,18 +106,18 @@ class Shop:
         environ.pop("UV_INDEX_URL", None)
         return uv_room.find_uv(environ | {"UV_DEFAULT_INDEX": self.server.simple_url})
 
-    def lock(self, series: RecipeSeries) -> Lock:
+    def lock(self, series: Series) -> Lock:
         """Lock what is published now."""
         request = LockRequest(
             recipe=self.recipe,
             build=build_of(self.recipe, version=None),
             exclude_newer=None,
-            touched=lambda _: touched_paths(series.patches),
+            touched=lambda _: touched_paths(series.texts),
         )
         return make_lock(request, self.settings, self.uv, Silence())
 
     def request(
-        self, series: RecipeSeries, lock: Lock | None = None, *, reapply: bool = False, bare: bool = False
+        self, series: Series, lock: Lock | None = None, *, reapply: bool = False, bare: bool = False
     ) -> Request:
         """Ask for the series on the locked build."""
         wanted = lock or self.lock(series)

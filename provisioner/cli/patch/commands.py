@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from provisioner.index.lazy import Wheel
     from provisioner.pipeline.evaluate import InstalledTree, Judgement, ShippedTree, Tree
     from provisioner.series.files import Reading
-    from provisioner.series.sources import PatchSource
+    from provisioner.series.model import Series
     from provisioner.transaction.lockfile import Holder
     from provisioner.transaction.transaction import FileOutcome, Recovery
 
@@ -139,7 +139,7 @@ def check(
         strip=strip, cut_against=cut_against, overlay=overlay, without=without_patch,
     )  # fmt: skip
     with _opened_tree(asked) as tree:
-        judgement = replace(judge(tree, _read_sources(asked, tree)), strict=strict)
+        judgement = replace(judge(tree, _read_series(asked, tree)), strict=strict)
     _show_judgement(judgement, asked, as_json=as_json)
     return judgement.exit_code
 
@@ -173,7 +173,7 @@ def apply(
         cut_against=cut_against, overlay=overlay, without=without_patch,
     )  # fmt: skip
     tree = _open_installed(asked)
-    application = apply_series(tree, _read_sources(asked, tree), reset=reset, strict=strict, on_wait=_say_waiting)
+    application = apply_series(tree, _read_series(asked, tree), reset=reset, strict=strict, on_wait=_say_waiting)
     _say_recovery(application.recovery)
     if application.judgement.exit_code:
         _show_judgement(application.judgement, asked, as_json=as_json)
@@ -213,7 +213,7 @@ def revert(
         what=what, venv=venv, site_packages=site_packages, package=package, wheel=wheel, root=root, strip=strip
     )
     tree = _open_installed(asked)
-    done = withdraw(tree, ids or (), _read_sources(asked, tree), on_wait=_say_waiting)
+    done = withdraw(tree, ids or (), _read_series(asked, tree), on_wait=_say_waiting)
     _say_recovery(done.recovery)
     if as_json:
         payload = {"reverted": done.ids, "not_applied": done.absent, "remaining": done.remaining}
@@ -337,21 +337,25 @@ def _reading(asked: Asked) -> "Reading":
     return Reading(strip=asked.strip, root=asked.root)
 
 
-def _read_sources(asked: Asked, tree: "Tree") -> "tuple[PatchSource, ...]":
+def _read_series(asked: Asked, tree: "Tree") -> "Series":
+    from provisioner.documents.policy import LeftOut, Omission
     from provisioner.pipeline.evaluate import cut_against as take_scopes
     from provisioner.resources import recipe_names
-    from provisioner.series.sources import Wanted, read_sources, without_sources
+    from provisioner.series.model import require_left_out
+    from provisioner.series.sources import Wanted, read_series
 
     wanted = Wanted(names=tuple(asked.what or ()), reading=_reading(asked), overlays=tuple(asked.overlay or ()))
     known = recipe_names()
     recipes = {name: _open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")}
     _say_forks(recipes.values())
-    sources = without_sources(read_sources(wanted, tree.version, recipes), asked.without or ())
+    left_out = [LeftOut(id=patch_id, omission=Omission.ASKED) for patch_id in asked.without or ()]
+    series = read_series(wanted, tree.version, recipes).without(left_out)
+    require_left_out(series, asked.without or ())
     if asked.cut_against is None:
-        return sources
+        return series
     spec = asked.cut_against if asked.cut_against.endswith(".whl") else f"pypi:{asked.cut_against}"
     with _opened_wheel(spec, tree.distribution) as shipped:
-        return take_scopes(sources, shipped.wheel)
+        return take_scopes(series, shipped.wheel)
 
 
 @contextmanager
