@@ -1,16 +1,14 @@
-"""``provision up RECIPE`` and the command of each built-in recipe."""
+"""``provision up RECIPE``, for which a built-in recipe's name alone is short."""
 
 import os
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from provisioner.cli.app import take_signature
 from provisioner.records import dataclass
 
 if TYPE_CHECKING:
@@ -120,18 +118,6 @@ class UpOptions:
     from_bundle: Path | None
 
 
-def command_for(name: str) -> Callable[..., int]:
-    """The command function of a built-in recipe: ``up`` without its argument, and without a fork's options for a
-    recipe that has none."""
-
-    def command(**options: Any) -> int:
-        return up(name, **options)
-
-    left_out = {"recipe"} if _has_fork(name) else {"recipe", *(field.name for field in fields(ForkOptions))}
-    take_signature(command, [kept for name, kept in signature(up).parameters.items() if name not in left_out])
-    return command
-
-
 def up(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
     venv: Venv = None,
@@ -163,19 +149,14 @@ def up(
 ) -> int:
     """Build, patch and prove the environment of a recipe; a second run finds nothing to do.
 
-    Example: [bold]provision up hynix-stable --venv ~/vllm[/bold]
+    A built-in recipe's name alone is short for up NAME.
+
+    Example: [bold]provision hynix-stable --venv ~/vllm[/bold]
     """
     given = dict(locals())
     options = UpOptions(**{field.name: given[field.name] for field in fields(UpOptions)})
     fork = ForkOptions(**{field.name: given[field.name] for field in fields(ForkOptions)})
     return _run(options, fork)
-
-
-def _has_fork(name: str) -> bool:
-    # The line alone is looked for: parsing a recipe costs more than a help page may take, and these are our own.
-    from provisioner.resources import recipes_folder
-
-    return "\n[fork]\n" in (recipes_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _run(options: UpOptions, fork: ForkOptions) -> int:
