@@ -58,21 +58,23 @@ Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI a
 FromBundle = Annotated[Path | None, typer.Option(help="A file of provision bundle; no index is asked.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check on the card; the receipt says so.")]
 
-
+FORK_PANEL = "Fork, for recipes that have one (samsung)"
 ForkDir = Annotated[
-    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel="Fork")
+    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel=FORK_PANEL)
 ]
-ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel="Fork")]
-ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel="Fork")]
+ForkUrl = Annotated[
+    str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel=FORK_PANEL)
+]
+ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel=FORK_PANEL)]
 ForkAny = Annotated[
     bool,
-    typer.Option("--fork-any", help="Take the checkout as it is: any commit, local edits.", rich_help_panel="Fork"),
+    typer.Option("--fork-any", help="Take the checkout as it is: any commit, local edits.", rich_help_panel=FORK_PANEL),
 ]
 WithoutFork = Annotated[
-    bool, typer.Option("--without-fork", help="The release and our own patches alone.", rich_help_panel="Fork")
+    bool, typer.Option("--without-fork", help="The release and our own patches alone.", rich_help_panel=FORK_PANEL)
 ]
 WithoutOverlay = Annotated[
-    bool, typer.Option("--without-overlay", help="Leave out the fork's new files.", rich_help_panel="Fork")
+    bool, typer.Option("--without-overlay", help="Leave out the fork's new files.", rich_help_panel=FORK_PANEL)
 ]
 
 
