@@ -131,7 +131,7 @@ def test_every_ending_has_its_exit_code(error, code, monkeypatch, capsys):
     def fail():
         raise error
 
-    monkeypatch.setattr("provisioner.cli.shared.catalogue.all_recipes", fail)
+    monkeypatch.setattr("provisioner.cli.recipes.all_recipes", fail)
     assert main(["recipes"]) == code
     assert capsys.readouterr().err
 
@@ -246,7 +246,7 @@ def test_every_ending_is_one_json_object_when_asked(error, code, monkeypatch, ca
     def fail():
         raise error
 
-    monkeypatch.setattr("provisioner.cli.shared.catalogue.all_recipes", fail)
+    monkeypatch.setattr("provisioner.cli.recipes.all_recipes", fail)
     assert main(["recipes", "--json"]) == json.loads(capsys.readouterr().out)["exit"]
     main(["recipes", "--json"])
     assert json.loads(capsys.readouterr().out)["code"] == code

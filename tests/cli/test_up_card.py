@@ -57,7 +57,7 @@ class Bed:
         self.checks = 0
         monkeypatch.setattr(verification, "read_inventory", lambda: read_inventory(self.nvml))
         monkeypatch.setattr(verification, "verify_card", self._check)
-        monkeypatch.setattr(preflight, "look_at_card", self._look)
+        monkeypatch.setattr(up, "look_at_card", self._look)
 
     def run(self, **options: Any) -> int:
         request = SimpleNamespace(recipe=open_recipe("hynix-stable"), venv=self.venv, bare=options.get("bare", False))

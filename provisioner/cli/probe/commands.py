@@ -7,11 +7,14 @@ import typer
 
 from provisioner.cli.probe.options import Asked, read_text
 from provisioner.cli.probe.run import run_and_print
+from provisioner.cli.probe.tables import print_spread
+from provisioner.cli.shared import render
 from provisioner.counts import count_text
 from provisioner.errors import UsageError
 
 if TYPE_CHECKING:
     from provisioner.probes.compare import Comparison
+
 
 Url = Annotated[str, typer.Option("--url", help="Address of the server.", metavar="URL")]
 DirectUrl = Annotated[str, typer.Option("--direct", help="Address of the server.", metavar="URL")]
@@ -220,7 +223,6 @@ def compare(
 
     Example: [bold]provision probe compare before.json after.json[/bold]
     """
-    from provisioner.cli.shared import render
     from provisioner.probes.compare import compare_runs, to_json
     from provisioner.probes.record import read_run
 
@@ -241,9 +243,6 @@ def compare(
 
 
 def _print_comparison(comparison: "Comparison") -> None:
-    from provisioner.cli.probe.tables import print_spread
-    from provisioner.cli.shared import render
-
     for difference in comparison.differences:
         render.print_warning(f"the runs differ in {difference.name}: {difference.first} and {difference.second}")
     for count, which in ((len(comparison.only_first), "first"), (len(comparison.only_second), "second")):
