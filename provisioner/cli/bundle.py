@@ -1,7 +1,6 @@
 """``provision bundle``."""
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from provisioner.cli.shared.context import read_context
 from provisioner.cli.shared.progress import open_reporter
 from provisioner.counts import count_text
 from provisioner.documents.bundle_manifest import Manifest
+from provisioner.documents.codec import to_builtins
 from provisioner.documents.lock import LockScope
 from provisioner.errors import UsageError
 from provisioner.locks.first_use import FirstUse
@@ -96,7 +96,7 @@ def _show_written(written: WrittenBundle, *, as_json: bool) -> None:
 
 def _facts(bundle: WrittenBundle | CheckedBundle) -> dict[str, Any]:
     facts = {"path": str(bundle.path), "sha256": bundle.sha256, "size": bundle.size}
-    return {**facts, "manifest": asdict(bundle.manifest)}
+    return {**facts, "manifest": to_builtins(bundle.manifest)}
 
 
 def _describe(bundle: WrittenBundle | CheckedBundle) -> str:

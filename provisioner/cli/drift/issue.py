@@ -11,7 +11,7 @@ from provisioner.cli.shared import render
 from provisioner.drift.issue import Tracker, print_body, update_issue
 from provisioner.drift.reports.parse import parse_report
 from provisioner.errors import UsageError
-from provisioner.tables import load_json
+from provisioner.loading import load_json
 
 
 def drift_issue(

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from provisioner.documents.receipt import FILE_NAME, parse_receipt
 from provisioner.environment.state import state_of
 from provisioner.errors import CardError, UsageError
+from provisioner.loading import load_json
 from provisioner.probes.model import Method, Probe, Provenance, RunSettings, Workload
 from provisioner.records import dataclass
-from provisioner.tables import load_json
 from provisioner.transaction.folders import state_file
 
 if TYPE_CHECKING:
