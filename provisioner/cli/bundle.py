@@ -103,10 +103,10 @@ def _show_written(written: "WrittenBundle", *, as_json: bool) -> None:
 
 
 def _facts(bundle: "WrittenBundle | CheckedBundle") -> dict[str, Any]:
-    from dataclasses import asdict
+    from provisioner.documents.codec import to_builtins
 
     facts = {"path": str(bundle.path), "sha256": bundle.sha256, "size": bundle.size}
-    return {**facts, "manifest": asdict(bundle.manifest)}
+    return {**facts, "manifest": to_builtins(bundle.manifest)}
 
 
 def _describe(bundle: "WrittenBundle | CheckedBundle") -> str:

@@ -1,16 +1,14 @@
-"""``provision up RECIPE`` and the command of each built-in recipe."""
+"""``provision up RECIPE``, for which a built-in recipe's name alone is short."""
 
 import os
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from provisioner.cli.app import take_signature
 from provisioner.records import dataclass
 
 if TYPE_CHECKING:
@@ -60,21 +58,23 @@ Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI a
 FromBundle = Annotated[Path | None, typer.Option(help="A file of provision bundle; no index is asked.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check on the card; the receipt says so.")]
 
-
+FORK_PANEL = "Fork, for recipes that have one (samsung)"
 ForkDir = Annotated[
-    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel="Fork")
+    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel=FORK_PANEL)
 ]
-ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel="Fork")]
-ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel="Fork")]
+ForkUrl = Annotated[
+    str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel=FORK_PANEL)
+]
+ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel=FORK_PANEL)]
 ForkAny = Annotated[
     bool,
-    typer.Option("--fork-any", help="Take the checkout as it is: any commit, local edits.", rich_help_panel="Fork"),
+    typer.Option("--fork-any", help="Take the checkout as it is: any commit, local edits.", rich_help_panel=FORK_PANEL),
 ]
 WithoutFork = Annotated[
-    bool, typer.Option("--without-fork", help="The release and our own patches alone.", rich_help_panel="Fork")
+    bool, typer.Option("--without-fork", help="The release and our own patches alone.", rich_help_panel=FORK_PANEL)
 ]
 WithoutOverlay = Annotated[
-    bool, typer.Option("--without-overlay", help="Leave out the fork's new files.", rich_help_panel="Fork")
+    bool, typer.Option("--without-overlay", help="Leave out the fork's new files.", rich_help_panel=FORK_PANEL)
 ]
 
 
@@ -120,18 +120,6 @@ class UpOptions:
     from_bundle: Path | None
 
 
-def command_for(name: str) -> Callable[..., int]:
-    """The command function of a built-in recipe: ``up`` without its argument, and without a fork's options for a
-    recipe that has none."""
-
-    def command(**options: Any) -> int:
-        return up(name, **options)
-
-    left_out = {"recipe"} if _has_fork(name) else {"recipe", *(field.name for field in fields(ForkOptions))}
-    take_signature(command, [kept for name, kept in signature(up).parameters.items() if name not in left_out])
-    return command
-
-
 def up(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
     venv: Venv = None,
@@ -163,19 +151,14 @@ def up(
 ) -> int:
     """Build, patch and prove the environment of a recipe; a second run finds nothing to do.
 
-    Example: [bold]provision up hynix-stable --venv ~/vllm[/bold]
+    A built-in recipe's name alone is short for up NAME.
+
+    Example: [bold]provision hynix-stable --venv ~/vllm[/bold]
     """
     given = dict(locals())
     options = UpOptions(**{field.name: given[field.name] for field in fields(UpOptions)})
     fork = ForkOptions(**{field.name: given[field.name] for field in fields(ForkOptions)})
     return _run(options, fork)
-
-
-def _has_fork(name: str) -> bool:
-    # The line alone is looked for: parsing a recipe costs more than a help page may take, and these are our own.
-    from provisioner.resources import recipes_folder
-
-    return "\n[fork]\n" in (recipes_folder() / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _run(options: UpOptions, fork: ForkOptions) -> int:

@@ -109,27 +109,17 @@ def check_record(site: Site, *, skip: Collection[str] = (), python_only: bool) -
     return _compare(site, [path for path in inside_paths(site.record, skip) if path.endswith(".py") or not python_only])
 
 
-def check_install(
-    site: Site, *, skip: Collection[str] = (), ahead: Mapping[str, tuple[Identity, Digest]] | None = None
-) -> tuple[RecordFinding, ...]:
-    """The same, but for what was read ``ahead`` and has not changed since. What the sources look like that are right is
-    kept with the environment, for :func:`check_sources`."""
-    known, paths = ahead or {}, list(inside_paths(site.record, skip))
-    others = [path for path in paths if not path.endswith(".py")]
-    findings = _compare(site, _unread(site, others, identify(site.site_packages, others), known))
+def check_install(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:
+    """Read every installed file as :func:`check_files` does. What the sources look like that are right is kept with the
+    environment, for :func:`check_sources`."""
+    paths = list(inside_paths(site.record, skip))
+    findings = _compare(site, [path for path in paths if not path.endswith(".py")])
     # The sources last: by then the clock has moved on since they were linked, and what they look like can be kept.
     sources = [path for path in paths if path.endswith(".py")]
     now, began = identify(site.site_packages, sources), read_clock(site.state_dir)
-    wrong = _compare(site, _unread(site, sources, now, known))
+    wrong = _compare(site, sources)
     _keep(site, now, wrong, began)
     return tuple(sorted((*findings, *wrong), key=lambda item: item.path))
-
-
-def _unread(
-    site: Site, paths: Iterable[str], now: Mapping[str, Identity], known: Mapping[str, tuple[Identity, Digest]]
-) -> list[str]:
-    """Those of ``paths`` that were not read ahead, or look different now."""
-    return [path for path in paths if path not in now or known.get(path) != (now[path], site.record.digest(path))]
 
 
 def check_sources(site: Site, *, skip: Collection[str] = ()) -> tuple[RecordFinding, ...]:

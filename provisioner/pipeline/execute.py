@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from provisioner import __version__
 from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.documents.lock import Lock, LockedBuild, marker_environment, select_pin
+from provisioner.documents.owner import Owner
 from provisioner.documents.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.documents.recipe import Recipe
 from provisioner.environment import uv as uv_room
@@ -31,7 +32,6 @@ from provisioner.environment.integrity import (
 )
 from provisioner.environment.site import Site, find_site, venv_python
 from provisioner.environment.state import (
-    Owner,
     objects_of,
     read_owner,
     read_receipt,
@@ -97,7 +97,6 @@ from provisioner.transaction.lockfile import Holder, ReadOnlyError, hold_environ
 from provisioner.wheels.record import Record
 
 if TYPE_CHECKING:
-    from provisioner.environment.ahead import Ahead
     from provisioner.index.lazy import Wheel
 
 WAIT_SECONDS = 600
@@ -142,19 +141,6 @@ class Outcome:
     actions: tuple[Action, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Installation:
-    """What was done so that the packages are there, and which files were read meanwhile and found right."""
-
-    actions: tuple[Action, ...] = ()
-    ahead: "Ahead" = field(default_factory=dict, repr=False)
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether files were installed."""
-        return any(isinstance(action, InstallPackages) for action in self.actions)
-
-
 def plan_environment(request: Request, uv: uv_room.Uv) -> EnvironmentPlan:
     """All that :func:`provision` would do, with nothing written.
 
@@ -188,13 +174,13 @@ def provision(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
 def _provision_held(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Outcome:
     with _held(request.venv, reporter):
         found = _inspect(request)
-        recovered, installation = _recover(found, reporter), _install(request, found, uv, reporter)
-        actions = [*recovered, *installation.actions]
-        site = _site_of(request, found, installed=installation.is_fresh)
-        actions += _prove_record(request, site, installation, reporter)
+        actions = [*_recover(found, reporter), *_install(request, found, uv, reporter)]
+        fresh = any(isinstance(action, InstallPackages) for action in actions)
+        site = _site_of(request, found, installed=fresh)
+        actions += _prove_record(request, site, reporter, fresh=fresh)
         changed, verdict = _patch(request, site, reporter)
         actions += changed
-        standing = None if installation.is_fresh else read_receipt(site.state_dir)
+        standing = None if fresh else read_receipt(site.state_dir)
         receipt = _make_receipt(request, site, verdict, standing)
         if not is_receipt_current(read_receipt(site.state_dir), receipt):
             write_receipt(site.state_dir, receipt)
@@ -314,7 +300,7 @@ def _recover(found: Found, reporter: Reporter) -> list[Action]:
     return [RecoverTransaction()]
 
 
-def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter) -> Installation:
+def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter) -> tuple[Action, ...]:
     match found:
         case Absent() | Unfinished():
             return _install_new(request, uv, reporter)
@@ -324,8 +310,7 @@ def _install(request: Request, found: Found, uv: uv_room.Uv, reporter: Reporter)
             adoption = _adoption(request, site)
             reporter.stage(describe_action(adoption))
             write_owner(site.state_dir, Owner(recipe=request.recipe.name, tool=__version__, adopted=True))
-            installation = _install_missing(request, found, uv, reporter)
-            return replace(installation, actions=(adoption, *installation.actions))
+            return (adoption, *_install_missing(request, found, uv, reporter))
 
 
 def _adoption(request: Request, site: Site) -> AdoptEnvironment:
@@ -346,7 +331,7 @@ def _locked_packages(request: Request, site: Site) -> dict[str, str]:
     return {} if request.bare else wanted_packages(request.lock, site.python)
 
 
-def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Installation:
+def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> tuple[Action, ...]:
     python = _choose_python(request, uv)
     version = ".".join(map(str, python.version))
     if not python.preferred and request.python is None:
@@ -357,28 +342,25 @@ def _install_new(request: Request, uv: uv_room.Uv, reporter: Reporter) -> Instal
     uv_room.create_venv(uv, request.venv, python.executable, layout=request.layout)
     count = _count_packages(request, version)
     reporter.stage(f"install {count_text(count, 'package')} from the lock" if count > 1 else "install the wheel alone")
-    ahead = _sync(request, uv, reporter)
-    created = CreateEnvironment(venv=str(request.venv), python=version)
-    return Installation(actions=(created, InstallPackages(count=count)), ahead=ahead)
+    _sync(request, uv, reporter)
+    return CreateEnvironment(venv=str(request.venv), python=version), InstallPackages(count=count)
 
 
 def _install_missing(
     request: Request, found: Installed | Adoptable, uv: uv_room.Uv, reporter: Reporter
-) -> Installation:
+) -> tuple[Action, ...]:
     refuse_other_build(found.site, request.lock)
     differing = _differing(request, found)
     if not differing:
-        return Installation()
+        return ()
     reporter.stage(
         f"install {count_text(len(differing), 'package that differs', 'packages that differ')} from the lock"
     )
-    ahead = _sync(request, uv, reporter)
-    return Installation(actions=(InstallPackages(count=len(differing), reasons=differing),), ahead=ahead)
+    _sync(request, uv, reporter)
+    return (InstallPackages(count=len(differing), reasons=differing),)
 
 
-def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> "Ahead":
-    from provisioner.environment.ahead import reading_ahead
-
+def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> None:
     text = select_pin(request.lock, request.recipe.distribution) if request.bare else request.lock.requirements
     url = request.lock.build.url
     if url is not None and request.fetch_wheel is not None:
@@ -391,11 +373,9 @@ def _sync(request: Request, uv: uv_room.Uv, reporter: Reporter) -> "Ahead":
         owner = read_owner(state_of(request.venv))
         if owner is not None and owner.adopted:
             uv_room.add_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
-            return {}
+            return
         _forget_parts(request.venv)
-        with reading_ahead(request.venv, request.lock.build.filename) as read:
-            uv_room.sync_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
-        return read()
+        uv_room.sync_requirements(uv, venv_python(request.venv), requirements, reporter=reporter)
 
 
 def _forget_parts(venv: Path) -> None:
@@ -416,15 +396,15 @@ def _count_packages(request: Request, python: str) -> int:
     return 1 if request.bare else sum(pin.wanted(environment) for pin in request.lock.pins)
 
 
-def _prove_record(request: Request, site: Site, installation: Installation, reporter: Reporter) -> list[Action]:
+def _prove_record(request: Request, site: Site, reporter: Reporter, *, fresh: bool) -> list[Action]:
     reporter.stage("check the installed files against RECORD")
-    if not installation.is_fresh:
+    if not fresh:
         _prove_standing(request, site)
         return []
     _insist_on_shipped_rows(request, site, fresh=True)
     judged = _judged_paths(request, site)
     _refuse_shadowing(site, judged)
-    findings = check_install(site, skip=judged, ahead=installation.ahead)
+    findings = check_install(site, skip=judged)
     if findings:
         raise _record_error(site, findings, fresh=True)
     return [CheckRecord(files=len(site.record))]

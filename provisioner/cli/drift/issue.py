@@ -41,7 +41,7 @@ def drift_issue(
 def _read(path: Path) -> dict[str, object]:
     from provisioner.drift.reports.parse import parse_report
     from provisioner.errors import UsageError
-    from provisioner.tables import load_json
+    from provisioner.loading import load_json
 
     hints = ("provision drift --format json --output FILE",)
     try:

@@ -99,12 +99,11 @@ def _typed(options: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 
 def build_group() -> typer.Typer:
     """The group with its commands."""
-    from provisioner.cli.app import exiting
     from provisioner.cli.patch.refresh import refresh
 
-    group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+    group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
     for function in (check, apply, revert, show, lint, diff, refresh):
-        group.command(function.__name__)(exiting(function))
+        group.command(function.__name__)(function)
     return group
 
 

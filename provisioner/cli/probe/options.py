@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from provisioner.errors import UsageError
+from provisioner.loading import load_json
 from provisioner.records import dataclass
-from provisioner.tables import load_json
 
 if TYPE_CHECKING:
     from provisioner.probes.measure import Targets
