@@ -26,9 +26,9 @@ test: dev
 test-fast: dev
 	$(PYTEST) -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
 
-# The same in an order of its own each time; its seed is printed. Files that tell a story need their own order.
+# All tests in an order of its own each time; its seed is printed.
 test-random: dev
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile -m 'not network and not slow and not gpu' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PYTEST_ARGS)
 
 # What the longest tests need; both say so where the machine cannot have it.
 test-tools:

@@ -8,11 +8,13 @@ import pytest
 
 from provisioner.documents.bundle_manifest import parse_manifest
 from provisioner.documents.lock import parse_lock
+from provisioner.documents.owner import FILE_NAME as OWNER_FILE
 from provisioner.documents.receipt import FILE_NAME
 from provisioner.documents.recipe import parse_recipe
-from provisioner.environment.state import OWNER_FILE, read_owner, read_receipt
+from provisioner.environment.state import read_owner, read_receipt
 from provisioner.errors import InvalidInputError, InvalidRecipeError
-from provisioner.tables import Table, load_json, load_toml
+from provisioner.loading import load_json, load_toml
+from provisioner.tables import Table
 from provisioner.transaction.lockfile import LOCK_NAME, read_holder
 
 DEEP = "[" * 200_000

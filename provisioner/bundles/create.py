@@ -16,7 +16,8 @@ from provisioner.bundles.use import LOCKS, PATCHES, RECIPES, TOOL, WHEELS, wante
 from provisioner.bundles.wheelhouse import fetch_wheels, find_wheels
 from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
-from provisioner.documents.bundle_manifest import FILE_NAME, BundledFile, Manifest, print_manifest
+from provisioner.documents.bundle_manifest import FILE_NAME, BundledFile, Manifest
+from provisioner.documents.codec import encode_json
 from provisioner.documents.lock import Lock, print_facts
 from provisioner.documents.recipe import PythonChoice, Recipe
 from provisioner.errors import BusyError, CannotObtainError, UsageError
@@ -222,7 +223,7 @@ def _describe_wheel(place: str, wheel: Candidate, folder: Path) -> _Member:
 
 def _write_tar(manifest: Manifest, members: Sequence[_Member], target: Path, reporter: Reporter) -> Digest:
     """The digest of the whole file, taken on the way."""
-    text = print_manifest(manifest).encode()
+    text = encode_json(manifest).encode()
     total, done, hasher = sum(member.file.size for member in members), 0, hashlib.sha256()
     with target.open("wb") as stream:
         for block in _tar_blocks([_Member(file=_describe_bytes(FILE_NAME, text), content=text), *members]):

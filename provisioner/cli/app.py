@@ -1,15 +1,14 @@
-"""The typer app: which command is which function. Command modules import nothing heavy until they are called."""
+"""The typer app: which command is which function. A command's module is imported when it is run or completed."""
 
-import functools
-from collections.abc import Callable, Sequence
 from importlib import import_module
-from inspect import Parameter, Signature
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from provisioner.errors import EnvironmentConflictError, InterruptedRunError, ProvisionError, UsageError
 from provisioner.records import dataclass
+from provisioner.resources import recipe_names
 
 HELP = """Turn a recipe into a proven vLLM environment, and tell which patches still hold on tomorrow's build.
 
@@ -179,18 +178,35 @@ ENTRIES = (
 )
 
 
-def exiting(function: Callable[..., int]) -> Callable[..., None]:
-    """A command whose returned integer is the exit code of the process (typer ignores what a command returns).
+class Commands(TyperGroup):
+    """All commands, listed by their summaries; one is loaded when it is run, explained or completed.
 
-    Ctrl-C and a file that cannot be read or written become errors of ours here: typer would end without a word at the
-    one, and the other is no defect. Whatever changes files translates its own failures; what comes here happened before
-    or after.
+    A recipe's name in front is short for ``up NAME``.
     """
 
-    @functools.wraps(function)
-    def command(*args: Any, **kwargs: Any) -> None:
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # In typer's own order, which has groups after commands.
+        rows = [(name, _recipe_help(name), "Recipes") for name in recipe_names()]
+        rows += [(entry.name, entry.summary, entry.panel) for entry in sorted(ENTRIES, key=lambda entry: entry.group)]
+        for name, summary, panel in rows:
+            self.add_command(TyperCommand(name, help=summary, rich_help_panel=panel))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that ``args`` begin with, and the words after it; typer's UsageError for an unknown one."""
+        name, listed, rest = super().resolve_command(ctx, args)
+        if name in recipe_names():
+            return "up", load_command("up"), args
+        return name, listed and load_command(str(name)), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, whose returned integer is the exit code of the process.
+
+        Ctrl-C and a file that cannot be read or written become errors of ours here: typer would end without a word at
+        the one, and the other is no defect. Whatever changes files translates its own failures.
+        """
         try:
-            code = function(*args, **kwargs)
+            code = super().invoke(ctx)
         except KeyboardInterrupt:
             raise InterruptedRunError from None
         except OSError as error:
@@ -203,14 +219,23 @@ def exiting(function: Callable[..., int]) -> Callable[..., None]:
             raise _miss_home() from error
         raise typer.Exit(code)
 
-    command.__annotations__ = {**function.__annotations__, "return": None}
-    return command
+
+def build_command() -> Any:
+    """The command line as a click-like command object, with ``main(args=…, prog_name=…)``."""
+    app = typer.Typer(name="provision", cls=Commands, help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+    app.callback()(_take_version)
+    return typer.main.get_command(app)
 
 
-def take_signature(command: Callable[..., int], parameters: Sequence[Parameter]) -> None:
-    """Give a function of ``**options`` these parameters, so that several commands have options that are stated once."""
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__dict__["__signature__"] = Signature(parameters)
+def load_command(name: str) -> Any:
+    """The command, or group of commands, of one entry."""
+    entry = next(entry for entry in ENTRIES if entry.name == name)
+    function = getattr(import_module(f"provisioner.cli.{entry.module}"), entry.function)
+    if entry.group:
+        return typer.main.get_command(function())
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    app.command(name)(function)
+    return typer.main.get_command(app)
 
 
 def _explain(error: OSError) -> ProvisionError:
@@ -231,41 +256,6 @@ def _miss_home() -> ProvisionError:
     )
 
 
-def build_command(argv: Sequence[str] = ()) -> Any:
-    """The command line as a click-like command object, with ``main(args=…, prog_name=…)``.
-
-    Where ``argv`` begins with a command's name, only that command is built: a run need not load the others. Where it
-    asks for the list of all, each has its name and summary alone.
-    """
-    app = typer.Typer(
-        name="provision", help=HELP, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False
-    )
-    app.callback()(_take_version)
-    if tuple(argv) == ("--help",):
-        return _list_commands(app)
-    wanted = argv[0] if argv and argv[0] in _names() else None
-    for name in _recipe_names():
-        if wanted in (None, name):
-            _add_recipe(app, name)
-    for entry in ENTRIES:
-        if wanted in (None, entry.name):
-            _add_entry(app, entry)
-    return typer.main.get_command(app)
-
-
-def _list_commands(app: typer.Typer) -> Any:
-    # In typer's own order, which has groups after commands.
-    rows = [(name, _recipe_help(name), "Recipes") for name in _recipe_names()]
-    rows += [(entry.name, entry.summary, entry.panel) for entry in sorted(ENTRIES, key=lambda entry: entry.group)]
-    for name, summary, panel in rows:
-        app.command(name, help=summary, rich_help_panel=panel)(_stand_in)
-    return typer.main.get_command(app)
-
-
-def _stand_in() -> None:
-    """In the place of a command that is listed and not run."""
-
-
 def _recipe_help(name: str) -> str:
     return f"Provision the recipe [bold]{name}[/bold]. Example: [bold]provision {name} --dry-run[/bold]"
 
@@ -282,27 +272,3 @@ def _take_version(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
-
-
-def _names() -> frozenset[str]:
-    return frozenset({*(entry.name for entry in ENTRIES), *_recipe_names()})
-
-
-def _recipe_names() -> tuple[str, ...]:
-    from provisioner.resources import recipe_names
-
-    return recipe_names()
-
-
-def _add_recipe(app: typer.Typer, name: str) -> None:
-    from provisioner.cli import up
-
-    app.command(name, help=_recipe_help(name), rich_help_panel="Recipes")(exiting(up.command_for(name)))
-
-
-def _add_entry(app: typer.Typer, entry: Entry) -> None:
-    function = getattr(import_module(f"provisioner.cli.{entry.module}"), entry.function)
-    if entry.group:
-        app.add_typer(function(), name=entry.name, rich_help_panel=entry.panel)
-    else:
-        app.command(entry.name, rich_help_panel=entry.panel)(exiting(function))

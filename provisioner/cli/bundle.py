@@ -1,16 +1,24 @@
 """``provision bundle``."""
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from provisioner.bundles.check import CheckedBundle, check_bundle
+from provisioner.bundles.create import BundleRequest, WrittenBundle, choose_minor, write_bundle
+from provisioner.bundles.self_wheel import read_own_tool
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import find_recipe_file, open_recipe
+from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.progress import open_reporter
 from provisioner.counts import count_text
-
-if TYPE_CHECKING:
-    from provisioner.bundles.check import CheckedBundle
-    from provisioner.bundles.create import WrittenBundle
-    from provisioner.documents.bundle_manifest import Manifest
+from provisioner.documents.bundle_manifest import Manifest
+from provisioner.documents.codec import to_builtins
+from provisioner.documents.lock import LockScope
+from provisioner.errors import UsageError
+from provisioner.locks.first_use import FirstUse
 
 
 def bundle(
@@ -29,8 +37,6 @@ def bundle(
 
     Example: [bold]provision bundle hynix-stable -o hynix-stable.tar[/bold]
     """
-    from provisioner.errors import UsageError
-
     if check is not None:
         if recipe is not None or output is not None:
             raise UsageError("--check reads a bundle and takes neither a recipe nor --output")
@@ -53,14 +59,6 @@ def _write(
     without_tool: bool,
     as_json: bool,
 ) -> int:
-    from provisioner.bundles.create import BundleRequest, choose_minor, write_bundle
-    from provisioner.bundles.self_wheel import read_own_tool
-    from provisioner.cli.shared.catalogue import find_recipe_file, open_recipe
-    from provisioner.cli.shared.context import read_context
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.documents.lock import LockScope
-    from provisioner.locks.first_use import FirstUse
-
     context, wanted = read_context(index_url), open_recipe(recipe)
     minor = choose_minor(wanted.python, python)
     tool = None if without_tool else read_own_tool(minor)
@@ -79,10 +77,6 @@ def _write(
 
 
 def _check(path: Path, *, as_json: bool) -> int:
-    from provisioner.bundles.check import check_bundle
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.progress import open_reporter
-
     with open_reporter() as reporter:
         checked = check_bundle(path, reporter)
     if as_json:
@@ -92,9 +86,7 @@ def _check(path: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _show_written(written: "WrittenBundle", *, as_json: bool) -> None:
-    from provisioner.cli.shared import render
-
+def _show_written(written: WrittenBundle, *, as_json: bool) -> None:
     if as_json:
         render.print_json("bundle-written", _facts(written))
         return
@@ -102,14 +94,12 @@ def _show_written(written: "WrittenBundle", *, as_json: bool) -> None:
     render.print_note(f"next: {_next_command(written.manifest, written.path)}")
 
 
-def _facts(bundle: "WrittenBundle | CheckedBundle") -> dict[str, Any]:
-    from dataclasses import asdict
-
+def _facts(bundle: WrittenBundle | CheckedBundle) -> dict[str, Any]:
     facts = {"path": str(bundle.path), "sha256": bundle.sha256, "size": bundle.size}
-    return {**facts, "manifest": asdict(bundle.manifest)}
+    return {**facts, "manifest": to_builtins(bundle.manifest)}
 
 
-def _describe(bundle: "WrittenBundle | CheckedBundle") -> str:
+def _describe(bundle: WrittenBundle | CheckedBundle) -> str:
     manifest = bundle.manifest
     wheels = count_text(len(manifest.under("wheels")), "wheel")
     return (
@@ -120,8 +110,6 @@ def _describe(bundle: "WrittenBundle | CheckedBundle") -> str:
     )
 
 
-def _next_command(manifest: "Manifest", path: Path) -> str:
-    import shlex
-
+def _next_command(manifest: Manifest, path: Path) -> str:
     bare = ["--bare"] if manifest.bare else []
     return shlex.join(["provision", "up", manifest.recipe, "--from-bundle", str(path), *bare])

@@ -4,6 +4,10 @@ import os
 
 import typer
 
+from provisioner.cli.shared import render
+from provisioner.index.cache import clear_cache, summarize_cache
+from provisioner.index.settings import cache_folder
+
 
 def cache(
     clear: bool = typer.Option(False, "--clear", help="Remove everything in it; it fills itself again."),
@@ -13,10 +17,6 @@ def cache(
 
     Example: [bold]provision cache --clear[/bold]
     """
-    from provisioner.cli.shared import render
-    from provisioner.index.cache import clear_cache, summarize_cache
-    from provisioner.index.settings import cache_folder
-
     folder = cache_folder(os.environ)
     summary = clear_cache(folder) if clear else summarize_cache(folder)
     if as_json:

@@ -1,13 +1,17 @@
 """``provision containerfile``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from provisioner.bundles.use import Bundle
-    from provisioner.serve.containerfile import ImagePlan
+from provisioner.bundles.use import Bundle, insist_on_recipe, open_bundle, unpacking
+from provisioner.cli.shared import render
+from provisioner.cli.shared.context import read_context
+from provisioner.errors import UsageError
+from provisioner.files import write_output
+from provisioner.series.recipe import open_series
+from provisioner.serve.containerfile import ImagePlan, build_command, default_base, render_containerfile
 
 
 def containerfile(
@@ -24,10 +28,6 @@ def containerfile(
 
     Example: [bold]provision containerfile hynix-stable --bundle hynix-stable.tar -o Containerfile[/bold]
     """
-    from provisioner.bundles.use import insist_on_recipe, open_bundle
-    from provisioner.cli.shared import render
-    from provisioner.serve.containerfile import build_command, render_containerfile
-
     opened = open_bundle(bundle.expanduser().absolute())
     insist_on_recipe(opened, Path(recipe).stem if recipe.endswith(".toml") else recipe, bare=opened.manifest.bare)
     plan = _plan(opened, base)
@@ -42,8 +42,6 @@ def containerfile(
     if output is None:
         render.print_text(text)
         return 0
-    from provisioner.files import write_output
-
     write_output(output.expanduser().absolute(), text.encode())
     render.print_text(str(output))
     folder = opened.path.parent
@@ -51,13 +49,7 @@ def containerfile(
     return 0
 
 
-def _plan(bundle: "Bundle", base: str | None) -> "ImagePlan":
-    from provisioner.bundles.use import unpacking
-    from provisioner.cli.shared.context import read_context
-    from provisioner.errors import UsageError
-    from provisioner.series.recipe import open_series
-    from provisioner.serve.containerfile import ImagePlan, default_base
-
+def _plan(bundle: Bundle, base: str | None) -> ImagePlan:
     manifest, wanted = bundle.manifest, bundle.recipe()
     if manifest.tool is None:
         raise UsageError(

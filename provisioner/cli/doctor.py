@@ -1,19 +1,24 @@
 """``provision doctor``."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import all_recipes, open_recipe
+from provisioner.cli.shared.context import Context, read_context
+from provisioner.cli.shared.findings import describe_finding, finding_lines
+from provisioner.cli.shared.hints import Given, complete_findings
 from provisioner.counts import count_text
-
-if TYPE_CHECKING:
-    from provisioner.cli.shared.context import Context
-    from provisioner.doctor.examine import Target
-    from provisioner.doctor.readers import LogSource
-    from provisioner.doctor.report import Diagnosis
-    from provisioner.documents.recipe import Recipe
+from provisioner.doctor.examine import Examination, Target, diagnose
+from provisioner.doctor.readers import JournalUnit, LogFile, LogSource
+from provisioner.doctor.report import Diagnosis, Outcome
+from provisioner.documents.recipe import Recipe
+from provisioner.errors import UsageError
 
 
 def doctor(
@@ -31,10 +36,6 @@ def doctor(
 
     Example: [bold]provision doctor hynix --log server.log[/bold], [bold]provision doctor --gpu[/bold]
     """
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.context import read_context
-    from provisioner.doctor.examine import Examination, diagnose
-
     targets = _choose_targets(recipe, venv, fork_dir, read_context())
     examination = Examination(
         targets=targets,
@@ -55,12 +56,8 @@ def doctor(
     return diagnosis.exit_code
 
 
-def _complete(diagnosis: "Diagnosis", target: "Target", recipe: str | None, *, named: bool) -> "Diagnosis":
+def _complete(diagnosis: Diagnosis, target: Target, recipe: str | None, *, named: bool) -> Diagnosis:
     """With next commands for the environment that was looked at; with its place where the user ``named`` one."""
-    from dataclasses import replace
-
-    from provisioner.cli.shared.hints import Given, complete_findings
-
     place = ("--fork-dir", str(target.fork_folder)) if target.fork_folder else ("--venv", str(target.venv))
     known = recipe or (target.recipe.name if target.recipe is not None else None)
     given = Given(recipe=known, options=(place,) if named else ())
@@ -68,10 +65,8 @@ def _complete(diagnosis: "Diagnosis", target: "Target", recipe: str | None, *, n
     return replace(diagnosis, checks=tuple(checks))
 
 
-def describe_diagnosis(diagnosis: "Diagnosis") -> dict[str, Any]:
+def describe_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
     """A diagnosis for JSON."""
-    from provisioner.cli.shared.findings import describe_finding
-
     checks = [
         {
             "id": check.id,
@@ -85,11 +80,8 @@ def describe_diagnosis(diagnosis: "Diagnosis") -> dict[str, Any]:
     return {"exit": diagnosis.exit_code, "healthy": diagnosis.exit_code == 0, "checks": checks}
 
 
-def diagnosis_lines(diagnosis: "Diagnosis") -> list[str]:
+def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
     """A diagnosis for people: each check in a line, its findings under it, and the sum of it at the end."""
-    from provisioner.cli.shared.findings import finding_lines
-    from provisioner.doctor.report import Outcome
-
     lines: list[str] = []
     for check in diagnosis.checks:
         lines.append(f"{check.outcome:<8} {check.title}: {check.looked_at}")
@@ -106,13 +98,8 @@ def diagnosis_lines(diagnosis: "Diagnosis") -> list[str]:
     return lines
 
 
-def _choose_targets(
-    name: str | None, venv: Path | None, fork_dir: Path | None, context: "Context"
-) -> "tuple[Target, ...]":
+def _choose_targets(name: str | None, venv: Path | None, fork_dir: Path | None, context: Context) -> tuple[Target, ...]:
     """What was named; else every recipe's default environment that exists."""
-    from provisioner.cli.shared.catalogue import all_recipes, open_recipe
-    from provisioner.doctor.examine import Target
-
     if name is not None:
         return (_target_of(open_recipe(name), venv, fork_dir, context),)
     if venv is not None:
@@ -124,10 +111,6 @@ def _choose_targets(
 
 
 def _checked_url(text: str) -> str:
-    from urllib.parse import urlsplit
-
-    from provisioner.errors import UsageError
-
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -140,18 +123,13 @@ def _checked_url(text: str) -> str:
     return text
 
 
-def _target_of(recipe: "Recipe", venv: Path | None, fork_dir: Path | None, context: "Context") -> "Target":
-    from provisioner.doctor.examine import Target
-
+def _target_of(recipe: Recipe, venv: Path | None, fork_dir: Path | None, context: Context) -> Target:
     folder = fork_dir.expanduser().absolute() / "venv" if fork_dir else context.venv(recipe, venv)
     is_fork = recipe.fork is not None and (folder.parent / recipe.fork.launcher).is_file()
     return Target(venv=folder, recipe=recipe, fork_folder=folder.parent if is_fork else None)
 
 
-def _choose_log(log: Path | None, targets: "tuple[Target, ...]", *, journal: bool) -> "LogSource | None":
-    from provisioner.doctor.readers import JournalUnit, LogFile
-    from provisioner.errors import UsageError
-
+def _choose_log(log: Path | None, targets: tuple[Target, ...], *, journal: bool) -> LogSource | None:
     if log is not None and journal:
         raise UsageError("--log and --journal are two sources; name one")
     if log is not None:

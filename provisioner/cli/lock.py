@@ -2,15 +2,24 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from provisioner.cli.shared.context import Context
-    from provisioner.documents.lock import Lock
-    from provisioner.documents.recipe import Build, Recipe
-    from provisioner.patching.model import PatchVerdict
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.cli.shared.context import Context, read_context
+from provisioner.cli.shared.progress import open_reporter
+from provisioner.documents.lock import Lock
+from provisioner.documents.recipe import Build, CommitBuild, Recipe
+from provisioner.environment.facts import shipped_facts
+from provisioner.errors import InvalidLockError, UsageError
+from provisioner.index.source import NightlySpec, ReleaseSpec, parse_spec
+from provisioner.locks.find import find_lock, lock_files, read_lock, write_lock
+from provisioner.locks.make import LockRequest, build_of, changed_pins, export_lock, find_build, make_lock
+from provisioner.patching.model import PatchVerdict
+from provisioner.patching.series import judge_series, touched_paths
+from provisioner.series.recipe import open_series, touched_by
 
 
 def lock(
@@ -30,13 +39,6 @@ def lock(
 
     Example: [bold]provision lock hynix-stable --dry-run[/bold]
     """
-    from provisioner.cli.shared.catalogue import open_recipe
-    from provisioner.cli.shared.context import read_context
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.errors import UsageError
-    from provisioner.locks.make import LockRequest, make_lock
-    from provisioner.series.recipe import touched_by
-
     if sum((output is not None, write_here, export_pylock is not None)) > 1:
         raise UsageError("--output, --write-here and --export-pylock each say where to; name one")
     if export_pylock is not None and dry_run:
@@ -59,12 +61,7 @@ def lock(
     return _write(folder, made)
 
 
-def _build(wanted: "Recipe", context: "Context", *, version: str | None, commit: str | None, latest: bool) -> "Build":
-    from provisioner.documents.recipe import CommitBuild
-    from provisioner.errors import UsageError
-    from provisioner.index.source import NightlySpec, ReleaseSpec, parse_spec
-    from provisioner.locks.make import build_of, find_build
-
+def _build(wanted: Recipe, context: Context, *, version: str | None, commit: str | None, latest: bool) -> Build:
     if sum((version is not None, commit is not None, latest)) > 1:
         raise UsageError("--version, --commit and --latest each name a build: give one of them")
     if commit is not None:
@@ -75,12 +72,8 @@ def _build(wanted: "Recipe", context: "Context", *, version: str | None, commit:
     return build_of(wanted, version=version)
 
 
-def _read_former(context: "Context", wanted: "Recipe") -> "Lock | None":
+def _read_former(context: Context, wanted: Recipe) -> Lock | None:
     """The lock until now. One that cannot be read is only told of: this command is the way to mend it."""
-    from provisioner.cli.shared import render
-    from provisioner.errors import InvalidLockError
-    from provisioner.locks.find import find_lock, read_lock
-
     files = find_lock(context.home, wanted.name)
     try:
         return read_lock(files) if files else None
@@ -89,12 +82,8 @@ def _read_former(context: "Context", wanted: "Recipe") -> "Lock | None":
         return None
 
 
-def _judge(wanted: "Recipe", made: "Lock", context: "Context") -> "tuple[PatchVerdict, ...]":
+def _judge(wanted: Recipe, made: Lock, context: Context) -> tuple[PatchVerdict, ...]:
     """What each patch of the recipe says to the locked wheel, each of the unwanted ones by itself."""
-    from provisioner.environment.facts import shipped_facts
-    from provisioner.patching.series import judge_series, touched_paths
-    from provisioner.series.recipe import open_series
-
     series = open_series(wanted, made.build.version)
     unwanted = [item.patch for item in series.unwanted]
     wheel = context.locked_wheel(made)()
@@ -106,10 +95,7 @@ def _judge(wanted: "Recipe", made: "Lock", context: "Context") -> "tuple[PatchVe
     return (*judge_series(series.texts, facts).patches, *alone)
 
 
-def _show(former: "Lock | None", made: "Lock", verdicts: "tuple[PatchVerdict, ...]", *, as_json: bool) -> None:
-    from provisioner.cli.shared import render
-    from provisioner.locks.make import changed_pins
-
+def _show(former: Lock | None, made: Lock, verdicts: tuple[PatchVerdict, ...], *, as_json: bool) -> None:
     changes = changed_pins(former, made)
     if as_json:
         rows = [{"name": name, "old": old, "new": new} for name, old, new in changes]
@@ -127,20 +113,14 @@ def _show(former: "Lock | None", made: "Lock", verdicts: "tuple[PatchVerdict, ..
         render.print_table(("PATCH", "VERDICT", "WHY"), ((item.id, str(item.verdict), item.why) for item in verdicts))
 
 
-def _write(folder: Path, made: "Lock") -> int:
-    from provisioner.cli.shared import render
-    from provisioner.locks.find import lock_files, write_lock
-
+def _write(folder: Path, made: Lock) -> int:
     files = lock_files(folder, made.recipe)
     written = write_lock(files, made)
     render.print_note(f"{'wrote' if written else 'unchanged:'} {files.facts} and {files.requirements.name}")
     return 0
 
 
-def _export(made: "Lock", output: Path, context: "Context") -> int:
-    from provisioner.cli.shared import render
-    from provisioner.locks.make import export_lock
-
+def _export(made: Lock, output: Path, context: Context) -> int:
     export_lock(made, output, context.uv())
     render.print_note(f"wrote {output}")
     return 0

@@ -46,7 +46,7 @@ def _run(argv: Sequence[str]) -> int:
 
         refuse_empty(argv)
         # typer itself prints a wrong command line, in a box; a machine gets it as it gets every other error.
-        code = build_command(argv).main(args=list(argv), prog_name="provision", standalone_mode=not as_json)
+        code = build_command().main(args=list(argv), prog_name="provision", standalone_mode=not as_json)
         return int(code or 0)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

@@ -1,11 +1,12 @@
 """``provision recipes``."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from provisioner.documents.recipe import Build, Recipe
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import all_recipes
+from provisioner.documents.recipe import Build, CommitBuild, Recipe
 
 
 def recipes(
@@ -15,9 +16,6 @@ def recipes(
 
     Example: [bold]provision recipes[/bold]
     """
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.catalogue import all_recipes
-
     found = all_recipes()
     if as_json:
         render.print_json("recipes", {"recipes": [_describe(recipe) for recipe in found]})
@@ -26,7 +24,7 @@ def recipes(
     return 0
 
 
-def _describe(recipe: "Recipe") -> dict[str, Any]:
+def _describe(recipe: Recipe) -> dict[str, Any]:
     fork = recipe.fork
     return {
         "name": recipe.name,
@@ -42,18 +40,16 @@ def _describe(recipe: "Recipe") -> dict[str, Any]:
     }
 
 
-def _row(recipe: "Recipe") -> tuple[str, ...]:
+def _row(recipe: Recipe) -> tuple[str, ...]:
     patches = ", ".join(f"{use.id} ({use.policy})" for use in recipe.patches) or "none"
     return recipe.name, _card_text(recipe), build_text(recipe.build), patches, recipe.title
 
 
-def _card_text(recipe: "Recipe") -> str:
+def _card_text(recipe: Recipe) -> str:
     card = recipe.card
     return f"{card.name} {card.memory_gib} GB" if card else "any"
 
 
-def build_text(build: "Build") -> str:
+def build_text(build: Build) -> str:
     """The build in a word."""
-    from provisioner.documents.recipe import CommitBuild
-
     return f"{build.version}+g{build.commit[:9]}" if isinstance(build, CommitBuild) else str(build.version)

@@ -1,11 +1,20 @@
 """``provision revert``."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe, recipe_of
+from provisioner.cli.shared.context import read_context
 from provisioner.counts import count_text
+from provisioner.environment.site import find_site
+from provisioner.environment.state import read_receipt
+from provisioner.errors import UsageError
+from provisioner.pipeline.revert import revert as restore
+from provisioner.series.fork import find_series
 
 
 def revert(
@@ -19,17 +28,6 @@ def revert(
 
     Example: [bold]provision revert hynix-stable[/bold]
     """
-    from dataclasses import asdict
-
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.catalogue import open_recipe, recipe_of
-    from provisioner.cli.shared.context import read_context
-    from provisioner.environment.site import find_site
-    from provisioner.environment.state import read_receipt
-    from provisioner.errors import UsageError
-    from provisioner.pipeline.revert import revert as restore
-    from provisioner.series.fork import find_series
-
     if recipe is not None:
         wanted = open_recipe(recipe)
     elif venv is not None:

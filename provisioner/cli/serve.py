@@ -1,18 +1,26 @@
 """``provision serve``."""
 
 import os
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from provisioner.cli.shared.context import Context
-    from provisioner.documents.recipe import Recipe, Serve
-    from provisioner.serve.findings import Finding
-    from provisioner.serve.launch import Launch
-    from provisioner.serve.prepare import Prepared, ServeRequest
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.cli.shared.context import find_places, read_context
+from provisioner.cli.shared.findings import describe_finding, finding_lines
+from provisioner.cli.shared.hints import Given, complete_findings
+from provisioner.documents.recipe import Recipe, Serve
+from provisioner.errors import UsageError
+from provisioner.serve.findings import Finding, Severity, Subject, exit_code_of
+from provisioner.serve.flags import to_words
+from provisioner.serve.launch import KEY_VARIABLE, REDACTED, Launch, printable_argv, redact, shell_script
+from provisioner.serve.prepare import Prepared, ServeRequest, prepare
+from provisioner.serve.start import become_server
 
 
 def serve(
@@ -45,13 +53,6 @@ def serve(
 
     Example: [bold]provision serve hynix --model ~/models/Qwen3.8-27B-Int8 --generate-key[/bold]
     """
-    from dataclasses import replace
-
-    from provisioner.cli.shared.catalogue import open_recipe
-    from provisioner.cli.shared.context import read_context
-    from provisioner.cli.shared.hints import Given, complete_findings
-    from provisioner.serve.prepare import ServeRequest, prepare
-
     context, wanted = read_context(), open_recipe(recipe)
     fork_folder, folder = find_places(wanted, context, venv, fork_dir, without_fork=without_fork)
     request = ServeRequest(
@@ -86,37 +87,8 @@ def serve(
     return _start(prepared)
 
 
-def find_places(
-    recipe: "Recipe", context: "Context", venv: Path | None, fork_dir: Path | None, *, without_fork: bool
-) -> tuple[Path | None, Path]:
-    """The fork's checkout (None where none is used) and the environment that goes with it.
-
-    Raises UsageError for options that contradict each other or the recipe.
-    """
-    from provisioner.errors import UsageError
-
-    if fork_dir is not None and (without_fork or recipe.fork is None):
-        why = "--without-fork" if without_fork else f"the recipe {recipe.name}"
-        raise UsageError(f"--fork-dir does not go with {why}")
-    if recipe.fork is None or without_fork:
-        return None, venv.expanduser().absolute() if venv else context.home.venv(recipe.name).absolute()
-    if fork_dir is None and venv is not None:
-        fork_dir = venv.expanduser().absolute().parent
-    folder = fork_dir.expanduser().absolute() if fork_dir else context.home.fork(recipe.name)
-    if venv is not None and venv.expanduser().absolute() != folder / "venv":
-        raise UsageError(
-            "the fork's launcher runs the venv of its own checkout and no other",
-            expected=str(folder / "venv"),
-            found=str(venv),
-            hints=("leave --venv out, or serve --without-fork",),
-        )
-    return folder, folder / "venv"
-
-
-def choose_section(recipe: "Recipe", *, with_fork: bool) -> "Serve":
+def choose_section(recipe: Recipe, *, with_fork: bool) -> Serve:
     """The recipe's serve section. Raises UsageError where it has none."""
-    from provisioner.errors import UsageError
-
     section = recipe.serve if with_fork or recipe.fork is None else recipe.serve_without_fork
     if section is None:
         raise UsageError("the recipe says nothing about serving", where=recipe.where)
@@ -125,8 +97,6 @@ def choose_section(recipe: "Recipe", *, with_fork: bool) -> "Serve":
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
     """``NAME=VALUE`` texts as a mapping. Raises UsageError for another form."""
-    from provisioner.errors import UsageError
-
     pairs = [text.partition("=") for text in texts]
     for (name, equals, _), text in zip(pairs, texts, strict=True):
         if not equals or not name.isidentifier():
@@ -137,18 +107,12 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
 
 def check_vendor(text: str | None) -> str | None:
     """``hynix``, ``samsung`` or nothing. Raises UsageError for anything else."""
-    from provisioner.errors import UsageError
-
     if text not in {None, "hynix", "samsung"}:
         raise UsageError("unknown memory vendor", where="--memory-vendor", expected="hynix | samsung", found=text)
     return text
 
 
-def _show_json(request: "ServeRequest", prepared: "Prepared") -> int:
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.findings import describe_finding
-    from provisioner.serve.findings import exit_code_of
-
+def _show_json(request: ServeRequest, prepared: Prepared) -> int:
     code = exit_code_of(prepared.findings)
     shown = [describe_finding(finding) for finding in prepared.findings]
     payload = {"recipe": request.recipe.name, "exit": code, **describe_launch(prepared.launch), "findings": shown}
@@ -156,12 +120,7 @@ def _show_json(request: "ServeRequest", prepared: "Prepared") -> int:
     return code
 
 
-def _show(prepared: "Prepared", *, explain: bool, script: bool) -> int:
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.findings import finding_lines
-    from provisioner.serve.findings import exit_code_of
-    from provisioner.serve.launch import shell_script
-
+def _show(prepared: Prepared, *, explain: bool, script: bool) -> int:
     code = exit_code_of(prepared.findings)
     for line in finding_lines(prepared.findings):
         render.print_note(line)
@@ -172,14 +131,7 @@ def _show(prepared: "Prepared", *, explain: bool, script: bool) -> int:
     return code
 
 
-def _start(prepared: "Prepared") -> int:
-    import sys
-
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.findings import finding_lines
-    from provisioner.serve.findings import exit_code_of
-    from provisioner.serve.start import become_server
-
+def _start(prepared: Prepared) -> int:
     for line in finding_lines(prepared.findings):
         render.print_note(line)
     code = exit_code_of(prepared.findings)
@@ -193,15 +145,11 @@ def _start(prepared: "Prepared") -> int:
     return code
 
 
-def soften(findings: "Sequence[Finding]") -> "tuple[Finding, ...]":
+def soften(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Findings for printing alone: what whoever runs it can still mend is a warning.
 
     That is environment and card, the weights that were not named, and the key (the printed script asks for it).
     """
-    from dataclasses import replace
-
-    from provisioner.serve.findings import Severity, Subject
-
     return tuple(
         replace(finding, severity=Severity.WARNING)
         if finding.severity is Severity.ERROR and (finding.subject is not Subject.COMMAND or finding.id in _LATER)
@@ -213,10 +161,8 @@ def soften(findings: "Sequence[Finding]") -> "tuple[Finding, ...]":
 _LATER = frozenset({"no-model", "no-key"})
 
 
-def describe_launch(launch: "Launch") -> dict[str, Any]:
+def describe_launch(launch: Launch) -> dict[str, Any]:
     """A launch for JSON; the key is never in it."""
-    from provisioner.serve.launch import KEY_VARIABLE, REDACTED, printable_argv
-
     environment = {variable.name: variable.value for variable in launch.variables}
     if launch.key is not None:
         environment[KEY_VARIABLE] = REDACTED
@@ -232,11 +178,8 @@ def describe_launch(launch: "Launch") -> dict[str, Any]:
     }
 
 
-def explain_rows(launch: "Launch") -> list[tuple[str, str, str]]:
+def explain_rows(launch: Launch) -> list[tuple[str, str, str]]:
     """Each argument and variable with where it comes from and why."""
-    from provisioner.serve.flags import to_words
-    from provisioner.serve.launch import redact
-
     rows = [
         (" ".join(redact(to_words((setting,)))), str(setting.origin), setting.why or "given on the command line")
         for setting in launch.settings

@@ -1,12 +1,18 @@
 """``provision status``."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from provisioner.pipeline.status import Status
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe, recipe_of
+from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.hints import Given, complete_hint
+from provisioner.environment.integrity import check_files, check_sources
+from provisioner.pipeline.status import Status, read_status
+from provisioner.resources import recipe_names
 
 
 def status(
@@ -21,10 +27,6 @@ def status(
 
     Example: [bold]provision status hynix-stable --json[/bold]
     """
-    from provisioner.cli.shared import render
-    from provisioner.environment.integrity import check_files, check_sources
-    from provisioner.pipeline.status import read_status
-
     check = check_files if rehash else check_sources
     found = [_complete(read_status(*target, check), recipe) for target in _targets(recipe, venv)]
     if as_json:
@@ -38,19 +40,11 @@ def status(
     return 0 if all(item.proven for item in found) else 1
 
 
-def _complete(found: "Status", recipe: str | None) -> "Status":
-    from dataclasses import replace
-
-    from provisioner.cli.shared.hints import Given, complete_hint
-
+def _complete(found: Status, recipe: str | None) -> Status:
     return replace(found, hints=tuple(complete_hint(hint, Given(recipe=recipe)) for hint in found.hints))
 
 
 def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
-    from provisioner.cli.shared.catalogue import open_recipe, recipe_of
-    from provisioner.cli.shared.context import read_context
-    from provisioner.resources import recipe_names
-
     context = read_context()
     if recipe is not None:
         wanted = open_recipe(recipe)
@@ -62,14 +56,12 @@ def _targets(recipe: str | None, venv: Path | None) -> list[tuple[Any, Path]]:
     return [(recipe_of(folder, "status"), folder)]
 
 
-def describe(status: "Status") -> dict[str, Any]:
+def describe(status: Status) -> dict[str, Any]:
     """The status as JSON has it."""
-    from dataclasses import asdict
-
     return asdict(status) | {"venv": str(status.venv), "proven": status.proven}
 
 
-def _lines(status: "Status") -> list[str]:
+def _lines(status: Status) -> list[str]:
     mark = "proven" if status.proven else "NOT as the recipe says"
     lines = [
         f"{status.recipe}: {mark}",

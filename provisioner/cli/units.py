@@ -1,16 +1,22 @@
 """``provision units``."""
 
+import getpass
 import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from provisioner.documents.recipe import Recipe
-    from provisioner.serve.units import Unit
+from provisioner.cli.serve import choose_section
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.cli.shared.context import find_places, read_context
+from provisioner.documents.recipe import CommitBuild, Recipe
+from provisioner.errors import EnvironmentConflictError, UsageError
+from provisioner.files import write_whole
+from provisioner.serve.units import Manager, Unit, UnitPlan, install_commands, render_units, unit_folder
 
 _PASSED_ON = ("PROVISION_HOME", "PROVISION_VLLM_INDEX")
 
@@ -37,14 +43,6 @@ def units(
 
     Example: [bold]provision units hynix --model ~/models/Qwen3.8-27B-Int8 --write[/bold]
     """
-    from provisioner.cli.serve import choose_section, find_places
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.catalogue import open_recipe
-    from provisioner.cli.shared.context import read_context
-    from provisioner.documents.recipe import CommitBuild
-    from provisioner.errors import UsageError
-    from provisioner.serve.units import Manager, UnitPlan, install_commands, render_units, unit_folder
-
     if user is not None and not system:
         raise UsageError(
             "--user names who runs units of the system's manager", hints=(f"add --system: --system --user {user}",)
@@ -100,10 +98,7 @@ def units(
     return 0
 
 
-def _write_units(rendered: "tuple[Unit, ...]", folder: Path) -> None:
-    from provisioner.errors import EnvironmentConflictError
-    from provisioner.files import write_whole
-
+def _write_units(rendered: tuple[Unit, ...], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for unit in rendered:
@@ -126,7 +121,7 @@ def _own_command() -> tuple[str, ...]:
     return (sys.executable, "-m", "provisioner")
 
 
-def _name_on_command_line(recipe: "Recipe", given: str) -> str:
+def _name_on_command_line(recipe: Recipe, given: str) -> str:
     return given if given == recipe.name else str(Path(given).absolute())
 
 
@@ -137,8 +132,6 @@ def _whole_model(name: str, value: str) -> str:
 
 
 def _own_name() -> str:
-    import getpass
-
     return getpass.getuser()
 
 

@@ -1,34 +1,51 @@
-"""``provision up RECIPE`` and the command of each built-in recipe."""
+"""``provision up RECIPE``, for which a built-in recipe's name alone is short."""
 
 import os
 import shlex
 from collections.abc import Callable
-from dataclasses import fields, replace
-from inspect import signature
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from packaging.version import Version
 
-from provisioner.cli.app import take_signature
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.cli.shared.context import Context, find_places, read_context
+from provisioner.cli.shared.progress import open_reporter
+from provisioner.cli.shared.verdicts import describe_verdict, verdict_rows
+from provisioner.documents.lock import Lock, LockScope
+from provisioner.documents.policy import LeftOut, Omission
+from provisioner.documents.receipt import Receipt
+from provisioner.documents.recipe import Recipe
+from provisioner.environment.site import find_site, venv_python
+from provisioner.environment.state import state_of
+from provisioner.errors import EnvironmentConflictError, UsageError
+from provisioner.locks.first_use import FirstUse
+from provisioner.pipeline.execute import Outcome, Request, is_edited, plan_environment, provision
+from provisioner.pipeline.inspect import (
+    Installed,
+    inspect_environment,
+    is_other_build,
+    is_replaceable,
+    refuse_downgrade,
+)
+from provisioner.pipeline.plan import EnvironmentPlan, describe_action, taken_out
+from provisioner.pipeline.preflight import check_platform, look_at_card
+from provisioner.pipeline.rebuild import plan_rebuild, rebuild_environment, settle_rebuild
+from provisioner.pipeline.status import read_status
+from provisioner.pipeline.user_patches import saved_text, with_beside
+from provisioner.progress import Reporter
 from provisioner.records import dataclass
+from provisioner.series.fork import ForkWish, obtain_checkout, open_fork_series, peek_checkout, unknown_replaced
+from provisioner.series.model import Series, name_not_needed, require_left_out
+from provisioner.series.recipe import open_series
 
 if TYPE_CHECKING:
-    from packaging.version import Version
-
-    from provisioner.cli.shared.context import Context
-    from provisioner.documents.lock import Lock, LockScope
-    from provisioner.documents.policy import LeftOut
-    from provisioner.documents.receipt import Receipt
-    from provisioner.documents.recipe import Recipe
     from provisioner.gpu.report import VerifyReport
     from provisioner.index.lazy import Wheel
-    from provisioner.locks.first_use import FirstUse
-    from provisioner.pipeline.execute import Outcome, Request
-    from provisioner.pipeline.plan import EnvironmentPlan
-    from provisioner.progress import Reporter
-    from provisioner.series.fork import ForkWish
-    from provisioner.series.model import Series
+
 
 Venv = Annotated[Path | None, typer.Option("--venv", help="The environment's folder (default: one a recipe).")]
 Python = Annotated[str | None, typer.Option(help="The Python to use: a version or a path.")]
@@ -60,21 +77,23 @@ Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI a
 FromBundle = Annotated[Path | None, typer.Option(help="A file of provision bundle; no index is asked.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check on the card; the receipt says so.")]
 
-
+FORK_PANEL = "Fork, for recipes that have one (samsung)"
 ForkDir = Annotated[
-    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel="Fork")
+    Path | None, typer.Option(help="The fork's checkout; cloned if it is not there.", rich_help_panel=FORK_PANEL)
 ]
-ForkUrl = Annotated[str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel="Fork")]
-ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel="Fork")]
+ForkUrl = Annotated[
+    str | None, typer.Option(help="Where to clone the fork from: a mirror.", rich_help_panel=FORK_PANEL)
+]
+ForkCommit = Annotated[str | None, typer.Option(help="The fork's commit.", rich_help_panel=FORK_PANEL)]
 ForkAny = Annotated[
     bool,
-    typer.Option("--fork-any", help="Take the checkout as it is: any commit, local edits.", rich_help_panel="Fork"),
+    typer.Option("--fork-any", help="Take the checkout as it is: any commit, local edits.", rich_help_panel=FORK_PANEL),
 ]
 WithoutFork = Annotated[
-    bool, typer.Option("--without-fork", help="The release and our own patches alone.", rich_help_panel="Fork")
+    bool, typer.Option("--without-fork", help="The release and our own patches alone.", rich_help_panel=FORK_PANEL)
 ]
 WithoutOverlay = Annotated[
-    bool, typer.Option("--without-overlay", help="Leave out the fork's new files.", rich_help_panel="Fork")
+    bool, typer.Option("--without-overlay", help="Leave out the fork's new files.", rich_help_panel=FORK_PANEL)
 ]
 
 
@@ -120,18 +139,6 @@ class UpOptions:
     from_bundle: Path | None
 
 
-def command_for(name: str) -> Callable[..., int]:
-    """The command function of a built-in recipe: ``up`` without its argument, and without a fork's options for a
-    recipe that has none."""
-
-    def command(**options: Any) -> int:
-        return up(name, **options)
-
-    left_out = {"recipe"} if _has_fork(name) else {"recipe", *(field.name for field in fields(ForkOptions))}
-    take_signature(command, [kept for name, kept in signature(up).parameters.items() if name not in left_out])
-    return command
-
-
 def up(
     recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
     venv: Venv = None,
@@ -163,7 +170,9 @@ def up(
 ) -> int:
     """Build, patch and prove the environment of a recipe; a second run finds nothing to do.
 
-    Example: [bold]provision up hynix-stable --venv ~/vllm[/bold]
+    A built-in recipe's name alone is short for up NAME.
+
+    Example: [bold]provision hynix-stable --venv ~/vllm[/bold]
     """
     given = dict(locals())
     options = UpOptions(**{field.name: given[field.name] for field in fields(UpOptions)})
@@ -171,19 +180,8 @@ def up(
     return _run(options, fork)
 
 
-def _has_fork(name: str) -> bool:
-    # The line alone is looked for: parsing a recipe costs more than a help page may take, and these are our own.
-    from provisioner.resources import recipes_folder
-
-    return "\n[fork]\n" in (recipes_folder() / f"{name}.toml").read_text(encoding="utf-8")
-
-
 def _run(options: UpOptions, fork: ForkOptions) -> int:
     _refuse_contradictions(options)
-    from provisioner.cli.shared.catalogue import open_recipe
-    from provisioner.cli.shared.context import read_context
-    from provisioner.pipeline.preflight import check_platform
-
     context = read_context(options.index_url)
     if options.from_bundle is not None:
         return _run_unplugged(options.from_bundle, context, options, fork)
@@ -203,9 +201,6 @@ def _run(options: UpOptions, fork: ForkOptions) -> int:
 
 
 def _insist_on_environment(venv: Path) -> None:
-    from provisioner.environment.site import venv_python
-    from provisioner.errors import EnvironmentConflictError
-
     if not venv_python(venv).exists():
         raise EnvironmentConflictError(
             "there is no environment to take over",
@@ -215,8 +210,6 @@ def _insist_on_environment(venv: Path) -> None:
 
 
 def _refuse_contradictions(options: UpOptions) -> None:
-    from provisioner.errors import UsageError
-
     if options.downgrade and not options.rebuild:
         raise UsageError(
             "--downgrade allows --rebuild an older build and means nothing alone", hints=("add --rebuild",)
@@ -229,12 +222,9 @@ def _refuse_contradictions(options: UpOptions) -> None:
         raise UsageError("--sync installs the dependencies that --bare leaves out; name one")
 
 
-def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fork: ForkOptions) -> int:
+def _run_unplugged(bundle_file: Path, context: Context, options: UpOptions, fork: ForkOptions) -> int:
     """From a bundle's recipe, lock, patches and wheels; no index is asked."""
     from provisioner.bundles.use import insist_on_host, insist_on_recipe, open_bundle, unpacking
-    from provisioner.errors import UsageError
-    from provisioner.pipeline.preflight import check_platform
-    from provisioner.series.recipe import open_series
 
     bundle = open_bundle(bundle_file.expanduser().absolute())
     name = Path(options.recipe).stem if options.recipe.endswith(".toml") else options.recipe
@@ -259,18 +249,14 @@ def _run_unplugged(bundle_file: Path, context: "Context", options: UpOptions, fo
 
 
 def _ask(
-    recipe: "Recipe",
-    lock: "Lock",
-    series: "Series",
+    recipe: Recipe,
+    lock: Lock,
+    series: Series,
     venv: Path,
     open_wheel: "Callable[[], Wheel]",
     options: UpOptions,
-) -> "Request":
+) -> Request:
     """What the command line asks for, with packages from the user's index."""
-    from provisioner.pipeline.execute import Request
-    from provisioner.pipeline.user_patches import with_beside
-    from provisioner.series.model import require_left_out
-
     require_left_out(series, options.without_patch or ())
     return Request(
         recipe=recipe,
@@ -288,14 +274,11 @@ def _ask(
     )
 
 
-def _left_out(recipe: "Recipe", options: UpOptions) -> "tuple[LeftOut, ...]":
+def _left_out(recipe: Recipe, options: UpOptions) -> tuple[LeftOut, ...]:
     """The patches that the user leaves out.
 
     Raises UsageError for one that the recipe requires, unless the result need not be as it says.
     """
-    from provisioner.documents.policy import LeftOut, Omission
-    from provisioner.errors import UsageError
-
     ids = tuple(dict.fromkeys(options.without_patch or ()))
     required = [name for name in ids if name in recipe.required]
     if required and not options.not_as_recipe:
@@ -307,60 +290,40 @@ def _left_out(recipe: "Recipe", options: UpOptions) -> "tuple[LeftOut, ...]":
     return tuple(LeftOut(id=name, omission=Omission.ASKED) for name in ids)
 
 
-def _answer(request: "Request", context: "Context", options: UpOptions) -> int:
+def _answer(request: Request, context: Context, options: UpOptions) -> int:
     if options.dry_run or options.check:
         make_plan = _choose_plan(request, options)
         return _show_plan(request, context, check=options.check, as_json=options.as_json, make_plan=make_plan)
     return _carry_out(request, context, _choose_way(request, options), options)
 
 
-def _scope(options: UpOptions) -> "LockScope":
-    from provisioner.documents.lock import LockScope
-
+def _scope(options: UpOptions) -> LockScope:
     return LockScope.WHEEL_ALONE if options.bare else LockScope.COMPLETE
 
 
-def _first_use(options: UpOptions, *, writes: bool) -> "FirstUse":
-    from provisioner.locks.first_use import FirstUse
-
+def _first_use(options: UpOptions, *, writes: bool) -> FirstUse:
     if options.require_lock:
         return FirstUse.REFUSE
     return FirstUse.KEEP if writes else FirstUse.FORGET
 
 
-def _choose_way(request: "Request", options: UpOptions) -> "Callable[..., Outcome]":
+def _choose_way(request: Request, options: UpOptions) -> Callable[..., Outcome]:
     """How the request is carried out: in place, or by a rebuild where what is in the way may go."""
-    from provisioner.pipeline.execute import provision
-    from provisioner.pipeline.rebuild import rebuild_environment, settle_rebuild
-
     settle_rebuild(request.venv)
     return rebuild_environment if _is_replaced(request, options) else provision
 
 
-def _choose_plan(request: "Request", options: UpOptions) -> "Callable[..., EnvironmentPlan]":
+def _choose_plan(request: Request, options: UpOptions) -> Callable[..., EnvironmentPlan]:
     if _is_replaced(request, options):
-        from provisioner.pipeline.rebuild import plan_rebuild
-
         return plan_rebuild
-    from provisioner.pipeline.execute import plan_environment
-
     return plan_environment
 
 
-def _is_replaced(request: "Request", options: UpOptions) -> bool:
+def _is_replaced(request: Request, options: UpOptions) -> bool:
     """Whether another build, or a file that somebody edited, is in the way and may go.
 
     Raises where a build may not, being newer.
     """
-    from provisioner.pipeline.execute import is_edited
-    from provisioner.pipeline.inspect import (
-        Installed,
-        inspect_environment,
-        is_other_build,
-        is_replaceable,
-        refuse_downgrade,
-    )
-
     if not options.rebuild:
         return False
     found = inspect_environment(request.venv, request.recipe.distribution, adopts=request.adopts)
@@ -374,13 +337,9 @@ def _is_replaced(request: "Request", options: UpOptions) -> bool:
 
 
 def _choose_place(
-    recipe: "Recipe", context: "Context", options: UpOptions, fork: ForkOptions
-) -> "tuple[ForkWish | None, Path]":
+    recipe: Recipe, context: Context, options: UpOptions, fork: ForkOptions
+) -> tuple[ForkWish | None, Path]:
     """The fork's wish, None where none is used, and the environment that goes with it."""
-    from provisioner.cli.serve import find_places
-    from provisioner.errors import UsageError
-    from provisioner.series.fork import ForkWish
-
     if fork and recipe.fork is None:
         raise UsageError("the recipe has no fork, so its options do not go with it", where=recipe.where)
     if fork.without_fork and fork != ForkOptions(without_fork=True):
@@ -394,17 +353,13 @@ def _choose_place(
 
 
 def _open_series(
-    recipe: "Recipe",
-    wish: "ForkWish | None",
-    version: "Version",
-    left_out: "tuple[LeftOut, ...]",
+    recipe: Recipe,
+    wish: ForkWish | None,
+    version: Version,
+    left_out: tuple[LeftOut, ...],
     *,
     writes: bool,
-) -> "Series":
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.series.fork import obtain_checkout, open_fork_series, peek_checkout, unknown_replaced
-    from provisioner.series.recipe import open_series
-
+) -> Series:
     if wish is None or recipe.fork is None:
         return open_series(recipe, version).without(left_out)
     with open_reporter() as reporter:
@@ -416,7 +371,7 @@ def _open_series(
     return open_fork_series(recipe, checkout, version, overlay=wish.overlay, left_out=left_out)
 
 
-def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> None:
+def _warn_of_drafter(recipe: Recipe, folder: Path, reporter: Reporter) -> None:
     from provisioner.serve.findings import Severity
     from provisioner.serve.fork_checks import judge_drafter
 
@@ -425,16 +380,8 @@ def _warn_of_drafter(recipe: "Recipe", folder: Path, reporter: "Reporter") -> No
 
 
 def _show_plan(
-    request: Any, context: Any, *, check: bool, as_json: bool, make_plan: "Callable[..., EnvironmentPlan] | None" = None
+    request: Any, context: Any, *, check: bool, as_json: bool, make_plan: Callable[..., EnvironmentPlan] | None = None
 ) -> int:
-    from dataclasses import asdict
-
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.verdicts import describe_verdict, verdict_rows
-    from provisioner.pipeline.execute import plan_environment
-    from provisioner.pipeline.plan import describe_action, taken_out
-    from provisioner.series.model import name_not_needed
-
     plan = (make_plan or plan_environment)(request, context.uv())
     lines, going = [describe_action(action) for action in plan.actions], taken_out(plan.actions)
     if as_json:
@@ -451,15 +398,7 @@ def _show_plan(
     return 1 if check and plan else 0
 
 
-def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", options: UpOptions) -> int:
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.environment.state import state_of
-    from provisioner.pipeline.plan import describe_action, taken_out
-    from provisioner.pipeline.preflight import look_at_card
-    from provisioner.pipeline.user_patches import saved_text
-    from provisioner.series.model import name_not_needed
-
+def _carry_out(request: Any, context: Any, carry_out: Callable[..., Outcome], options: UpOptions) -> int:
     with open_reporter() as reporter:
         preflight = look_at_card(request.recipe.card)
         for warning in preflight.warnings:
@@ -469,10 +408,6 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     lines = [describe_action(action) for action in outcome.actions]
     going = {patch_id: str(saved_text(state_of(request.venv), patch_id)) for patch_id in taken_out(outcome.actions)}
     if options.as_json:
-        from dataclasses import asdict
-
-        from provisioner.cli.shared.verdicts import describe_verdict
-
         payload = {"recipe": request.recipe.name, "venv": str(request.venv), "actions": lines, "taken_out": going}
         details = {"patches": describe_verdict(outcome.verdict), "receipt": asdict(outcome.receipt)}
         card = {"card": preflight.card, "verification": _summarize(checked)}
@@ -497,7 +432,7 @@ def _carry_out(request: Any, context: Any, carry_out: "Callable[..., Outcome]", 
     return _exit_code(checked)
 
 
-def _describe_end(recipe: "Recipe", receipt: "Receipt", lines: list[str]) -> str:
+def _describe_end(recipe: Recipe, receipt: Receipt, lines: list[str]) -> str:
     if recipe.required & {item.id for item in receipt.left_out}:
         return "not as the recipe says"
     return "proven" if lines else "already proven"
@@ -506,18 +441,16 @@ def _describe_end(recipe: "Recipe", receipt: "Receipt", lines: list[str]) -> str
 def _read_status(request: Any) -> dict[str, Any]:
     """What ``provision status`` would say now, for whoever would ask it next."""
     from provisioner.cli.status import describe
-    from provisioner.pipeline.status import read_status
 
     return describe(read_status(request.recipe, request.venv))
 
 
-def _check_on_card(request: Any, options: UpOptions, reporter: "Reporter") -> "VerifyReport | None":
+def _check_on_card(request: Any, options: UpOptions, reporter: Reporter) -> "VerifyReport | None":
     """The quick check where a card is there and no former pass still holds; None where nothing was checked."""
-    from provisioner.environment.site import find_site
-    from provisioner.pipeline.verification import record_skip, verify_if_needed
-
     if request.bare:
         return None
+    from provisioner.pipeline.verification import record_skip, verify_if_needed
+
     site = find_site(request.venv, request.recipe.distribution)
     if options.no_verify:
         record_skip(site)

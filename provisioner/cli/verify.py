@@ -2,14 +2,23 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from provisioner.documents.recipe import Recipe
-    from provisioner.gpu.report import VerifyReport
-    from provisioner.gpu.verify import Wish
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.progress import open_reporter
+from provisioner.documents.recipe import Recipe
+from provisioner.environment.site import find_site
+from provisioner.environment.state import read_owner, state_of
+from provisioner.errors import UsageError
+from provisioner.files import resolve_output, write_output
+from provisioner.gpu.report import Form, VerifyReport, describe, print_markdown, print_report
+from provisioner.gpu.verify import Wish, parse_occupancy
+from provisioner.pipeline.verification import allocator_of, find_card, verify_site
+from provisioner.resources import recipe_names
 
 
 def verify(
@@ -31,9 +40,6 @@ def verify(
 
     Example: [bold]provision verify samsung --full --report samsung.md[/bold]
     """
-    from provisioner.errors import UsageError
-    from provisioner.files import resolve_output
-
     if quick and full:
         raise UsageError("--quick and --full exclude each other")
     if report is not None:
@@ -44,10 +50,7 @@ def verify(
     return _show(found, as_json=as_json)
 
 
-def _make_wish(*, full: bool, occupancy: str | None, model: Path | None) -> "Wish":
-    from provisioner.gpu.report import Form
-    from provisioner.gpu.verify import Wish, parse_occupancy
-
+def _make_wish(*, full: bool, occupancy: str | None, model: Path | None) -> Wish:
     return Wish(
         form=Form.FULL if full else Form.QUICK,
         occupancy=parse_occupancy(occupancy) if occupancy is not None else None,
@@ -55,12 +58,7 @@ def _make_wish(*, full: bool, occupancy: str | None, model: Path | None) -> "Wis
     )
 
 
-def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: "Wish") -> "VerifyReport":
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.environment.site import find_site
-    from provisioner.gpu.report import VerifyReport
-    from provisioner.pipeline.verification import allocator_of, find_card, verify_site
-
+def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: Wish) -> VerifyReport:
     card = find_card(gpu, os.environ, form=wish.form)
     if isinstance(card, VerifyReport):
         return card
@@ -70,13 +68,7 @@ def _verify(recipe: str | None, venv: Path | None, gpu: str | None, wish: "Wish"
         return verify_site(site, card, wish, allocator=allocator_of(chosen), reporter=reporter)
 
 
-def _find_environment(recipe: str | None, venv: Path | None) -> "tuple[Recipe | None, Path]":
-    from provisioner.cli.shared.catalogue import open_recipe
-    from provisioner.cli.shared.context import read_context
-    from provisioner.environment.state import read_owner, state_of
-    from provisioner.errors import UsageError
-    from provisioner.resources import recipe_names
-
+def _find_environment(recipe: str | None, venv: Path | None) -> tuple[Recipe | None, Path]:
     context = read_context()
     if recipe is not None:
         wanted = open_recipe(recipe)
@@ -93,17 +85,11 @@ def _find_environment(recipe: str | None, venv: Path | None) -> "tuple[Recipe | 
     return made[0]
 
 
-def _write(found: "VerifyReport", path: Path) -> None:
-    from provisioner.files import write_output
-    from provisioner.gpu.report import print_markdown, print_report
-
+def _write(found: VerifyReport, path: Path) -> None:
     text = print_markdown(found) if path.suffix == ".md" else print_report(found)
     write_output(path.expanduser().absolute(), text.encode())
 
 
-def _show(found: "VerifyReport", *, as_json: bool) -> int:
-    from provisioner.cli.shared import render
-    from provisioner.gpu.report import describe, print_report
-
+def _show(found: VerifyReport, *, as_json: bool) -> int:
     render.print_text(print_report(found) if as_json else "\n".join(describe(found)))
     return found.verdict.exit_code

@@ -3,22 +3,35 @@
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from packaging.version import Version
 
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.progress import open_reporter
+from provisioner.counts import count_text
+from provisioner.documents.lock import LockScope
+from provisioner.documents.patched_wheel import PatchedWheel
+from provisioner.documents.recipe import Recipe
+from provisioner.errors import UsageError
+from provisioner.index.lazy import Wheel
+from provisioner.locks.first_use import FirstUse
+from provisioner.locks.wheel import fetch_locked_wheel
+from provisioner.patched_wheel.build import BuiltWheel, WheelRequest, build_wheel
+from provisioner.patched_wheel.verify import VerifiedWheel, verify_wheel
+from provisioner.pipeline.evaluate import cut_against
+from provisioner.pipeline.shipped import fetch_shipped, open_shipped
+from provisioner.progress import Reporter
 from provisioner.records import dataclass
-
-if TYPE_CHECKING:
-    from provisioner.documents.patched_wheel import PatchedWheel
-    from provisioner.documents.recipe import Recipe
-    from provisioner.index.lazy import Wheel
-    from provisioner.patched_wheel.build import BuiltWheel
-    from provisioner.patched_wheel.verify import VerifiedWheel
-    from provisioner.progress import Reporter
-    from provisioner.series.files import Reading
-    from provisioner.series.model import Series
+from provisioner.series.files import Reading
+from provisioner.series.model import Series
+from provisioner.series.sources import Wanted, read_series
+from provisioner.wheels.names import parse_wheel_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +48,7 @@ class _Wanted:
     package: str
     index_url: str | None
 
-    def reading(self) -> "Reading":
-        from provisioner.series.files import Reading
-
+    def reading(self) -> Reading:
         return Reading(strip=self.strip, root=self.root)
 
 
@@ -76,8 +87,6 @@ def wheel(
 
     Example: [bold]provision wheel hynix-stable -o dist[/bold]
     """
-    from provisioner.errors import UsageError
-
     if origin is not None and verify is None:
         raise UsageError("--origin goes with --verify")
     if verify is not None:
@@ -94,11 +103,6 @@ def wheel(
 
 
 def _build(wanted: _Wanted, output: Path, *, as_json: bool) -> int:
-    from provisioner.cli.shared.catalogue import open_recipe
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.patched_wheel.build import WheelRequest, build_wheel
-    from provisioner.wheels.names import parse_wheel_name
-
     recipe = open_recipe(wanted.recipe) if wanted.recipe is not None else None
     with open_reporter() as reporter:
         origin = _fetch_origin(wanted, recipe, reporter)
@@ -109,14 +113,7 @@ def _build(wanted: _Wanted, output: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _fetch_origin(wanted: _Wanted, recipe: "Recipe | None", reporter: "Reporter") -> Path:
-    from provisioner.cli.shared.context import read_context
-    from provisioner.documents.lock import LockScope
-    from provisioner.errors import UsageError
-    from provisioner.locks.first_use import FirstUse
-    from provisioner.locks.wheel import fetch_locked_wheel
-    from provisioner.pipeline.shipped import fetch_shipped
-
+def _fetch_origin(wanted: _Wanted, recipe: Recipe | None, reporter: Reporter) -> Path:
     context = read_context(wanted.index_url)
     if wanted.against is not None:
         reporter.stage(f"fetch {wanted.against}")
@@ -128,12 +125,7 @@ def _fetch_origin(wanted: _Wanted, recipe: "Recipe | None", reporter: "Reporter"
     return fetch_locked_wheel(lock, context.settings(), reporter)
 
 
-def _read_series(wanted: _Wanted, recipe: "Recipe | None", version: str) -> "Series":
-    from packaging.version import Version
-
-    from provisioner.pipeline.evaluate import cut_against
-    from provisioner.series.sources import Wanted, read_series
-
+def _read_series(wanted: _Wanted, recipe: Recipe | None, version: str) -> Series:
     names = (*wanted.patches, *([recipe.name] if recipe else []))
     named = Wanted(names=names, reading=wanted.reading(), overlays=wanted.overlays)
     series = read_series(named, Version(version), {recipe.name: recipe} if recipe else None)
@@ -144,10 +136,7 @@ def _read_series(wanted: _Wanted, recipe: "Recipe | None", version: str) -> "Ser
 
 
 @contextmanager
-def _opened_release(version: str, wanted: _Wanted) -> Iterator["Wheel"]:
-    from provisioner.cli.shared.context import read_context
-    from provisioner.pipeline.shipped import open_shipped
-
+def _opened_release(version: str, wanted: _Wanted) -> Iterator[Wheel]:
     spec = version if version.endswith(".whl") else f"pypi:{version}"
     opened = open_shipped(spec, wanted.package, read_context(wanted.index_url).settings()).wheel
     try:
@@ -157,20 +146,13 @@ def _opened_release(version: str, wanted: _Wanted) -> Iterator["Wheel"]:
 
 
 def _verify(path: Path, origin: Path | None, *, as_json: bool) -> int:
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.patched_wheel.verify import verify_wheel
-
     with open_reporter() as reporter:
         verified = verify_wheel(path, origin, reporter)
     _show_verified(verified, as_json=as_json)
     return 1 if verified.problems else 0
 
 
-def _show_built(built: "BuiltWheel", *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from provisioner.cli.shared import render
-
+def _show_built(built: BuiltWheel, *, as_json: bool) -> None:
     if as_json:
         facts = {"path": str(built.path), "sha256": built.sha256, "size": built.size, "version": str(built.version)}
         render.print_json("wheel", {**facts, "unchanged": built.unchanged, "holds": asdict(built.facts)})
@@ -183,11 +165,7 @@ def _show_built(built: "BuiltWheel", *, as_json: bool) -> None:
     render.print_note(f"next: provision wheel --verify {shlex.quote(str(built.path))}")
 
 
-def _show_verified(verified: "VerifiedWheel", *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from provisioner.cli.shared import render
-
+def _show_verified(verified: VerifiedWheel, *, as_json: bool) -> None:
     if as_json:
         render.print_json("wheel-verify", asdict(verified))
         return
@@ -202,9 +180,7 @@ def _show_verified(verified: "VerifiedWheel", *, as_json: bool) -> None:
         render.print_note(f"next: provision wheel --verify {file} --origin {verified.facts.origin.filename}")
 
 
-def _describe(facts: "PatchedWheel") -> str:
-    from provisioner.counts import count_text
-
+def _describe(facts: PatchedWheel) -> str:
     return (
         f"  origin   {facts.origin.filename}, sha256 {facts.origin.sha256}\n"
         f"  patches  {', '.join(patch.id for patch in facts.patches)}\n"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from provisioner.doctor.log_lines import HARMLESS_LEVELS, LogLine
+from provisioner.doctor.log_lines import HARMLESS_LEVELS, ORDINARY_LEVELS, LogLine
 
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 _EXCEPTION = re.compile(r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):)(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
@@ -56,6 +56,11 @@ def find_failure(lines: Sequence[LogLine], ready: int) -> Failure | None:
     return Failure(first=signs[0].first, root=root.root, frame=root.frame)
 
 
+def find_stop(lines: Sequence[LogLine], ready: int) -> int | None:
+    """Index of the line, after the server was ready, that says that it stops as it was told to."""
+    return next((index for index in range(ready, len(lines)) if _STOP.search(lines[index].text)), None)
+
+
 def stage_at_end(lines: Sequence[LogLine]) -> str:
     """What the server did when its log ended."""
     for line in reversed(lines):
@@ -68,8 +73,8 @@ def stage_at_end(lines: Sequence[LogLine]) -> str:
 def _signs(lines: Sequence[LogLine], region: range) -> Iterator[Failure]:
     for index in region:
         line = lines[index]
-        if line.level in {"DEBUG", "INFO"}:
-            continue  # It may quote a request.
+        if line.level in ORDINARY_LEVELS:
+            continue
         if _TRACEBACK.search(line.text):
             yield from _read_traceback(lines, index)
         elif _DEATH.search(line.text) or (
@@ -80,8 +85,8 @@ def _signs(lines: Sequence[LogLine], region: range) -> Iterator[Failure]:
 
 def _signs_while_serving(lines: Sequence[LogLine], ready: int) -> Iterator[Failure]:
     """Of a server that serves, an exception outside the engine may be one request's."""
-    stop = next((index for index in range(ready, len(lines)) if _STOP.search(lines[index].text)), len(lines))
-    for sign in _signs(lines, range(ready, stop)):
+    stop = find_stop(lines, ready)
+    for sign in _signs(lines, range(ready, len(lines) if stop is None else stop)):
         line = lines[sign.first]
         in_engine = bool(line.process) and not line.from_api_server
         if in_engine or any(pattern.search(lines[sign.root].text) for pattern in (_DEATH, _FATAL, _HEARSAY)):

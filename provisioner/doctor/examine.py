@@ -8,11 +8,12 @@ from pathlib import Path
 
 from provisioner.counts import count_text
 from provisioner.doctor.builds import read_build
+from provisioner.doctor.condense import condense
 from provisioner.doctor.imports import judge_imports, judge_venv, view_imports, view_venv
-from provisioner.doctor.logs import read_log, shows_ready_server
+from provisioner.doctor.logs import judge_log
 from provisioner.doctor.metrics import judge_prefix_cache
 from provisioner.doctor.processes import Server, find_servers, judge_origin, judge_server
-from provisioner.doctor.readers import LogSource, fetch_metrics, name_of, read_lines
+from provisioner.doctor.readers import LogSource, fetch_metrics, name_of, read_pieces
 from provisioner.doctor.report import Check, Diagnosis, checked, skipped
 from provisioner.documents.recipe import Recipe
 from provisioner.environment.site import venv_python
@@ -265,14 +266,14 @@ def _check_metrics(servers: Sequence[Server], examination: Examination, tools: I
 def _check_log(source: LogSource, servers: Sequence[Server]) -> Check:
     title = "server log"
     try:
-        lines = read_lines(source)
+        log = condense(read_pieces(source))
     except (OSError, subprocess.SubprocessError) as error:
         return skipped("log", title, str(error))
-    if not lines:
+    if not log.total:
         return skipped("log", title, f"{name_of(source)} is empty")
-    looked = f"{name_of(source)}: {count_text(len(lines), 'line')}"
-    findings = read_log(lines, running={server.pid for server in servers})
-    if not findings and not shows_ready_server(lines):
+    looked = f"{name_of(source)}: {count_text(log.total, 'line')}"
+    findings = judge_log(log, running={pid for server in servers for pid in server.pids})
+    if not findings and not log.is_ready:
         return skipped("log", title, f"{looked}, none of them shows a server that is ready")
     return checked("log", title, looked, findings)
 

@@ -11,7 +11,9 @@ _ORIGIN = r"(?:\((?P<process>[A-Za-z][\w-]*)(?: [^()]*)? pid=(?P<pid>\d+)\) ?)*"
 _HEADER = r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d [\d:.]+ \[[^\]]*\] ?)?"
 _RANK = r"(?:\[rank\d+\]:? ?)*"
 _PREFIX = re.compile(_CARRIER + _RANK + _ORIGIN + _HEADER + _RANK)
-HARMLESS_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
+# What is said at these may quote a request.
+ORDINARY_LEVELS = frozenset({"DEBUG", "INFO"})
+HARMLESS_LEVELS = ORDINARY_LEVELS | {"WARNING"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,12 @@ _DEFAULT_PORT = 8000
 class Server:
     """A running server: ``program`` is its ``vllm`` (or python), ``arguments`` the words after ``serve``.
 
-    ``environ`` and ``cwd`` are None where this user may not read them.
+    ``environ`` and ``cwd`` are None where this user may not read them. ``pids`` are its numbers in this and inner
+    process namespaces: a container counts its own.
     """
 
     pid: int
+    pids: tuple[int, ...]
     program: str
     arguments: tuple[str, ...]
     environ: Mapping[str, str] | None
@@ -154,11 +156,21 @@ def _read_server(folder: Path) -> Server | None:
     program, arguments = command
     return Server(
         pid=int(folder.name),
+        pids=_read_pids(folder),
         program=program,
         arguments=arguments,
         environ=_read_environ(folder),
         cwd=_read_link(folder / "cwd"),
     )
+
+
+def _read_pids(folder: Path) -> tuple[int, ...]:
+    try:
+        status = (folder / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        status = ""
+    named = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [folder.name])
+    return tuple(int(word) for word in named)
 
 
 def _read_environ(folder: Path) -> dict[str, str] | None:

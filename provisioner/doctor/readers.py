@@ -3,6 +3,7 @@
 import http.client
 import subprocess
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -11,7 +12,7 @@ from provisioner.errors import NetworkError
 
 _JOURNAL_SECONDS = 5
 _JOURNAL_LINES = 20_000
-_LONGEST_LOG_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
 _METRICS_SECONDS = 1.0
 
 
@@ -43,13 +44,15 @@ def name_of(source: LogSource) -> str:
             assert_never(source)
 
 
-def read_lines(source: LogSource) -> list[str]:
-    """The log's lines (of a very long one, the last 64 MiB). Raises OSError or SubprocessError."""
+def read_pieces(source: LogSource) -> Iterator[bytes]:
+    """The log's bytes in order. Raises OSError or SubprocessError."""
     match source:
         case LogFile(path=path):
-            return _read_tail(path).splitlines()
+            with path.open("rb", buffering=0) as stream:
+                while piece := stream.read(_PIECE_BYTES):
+                    yield piece
         case JournalUnit(unit=unit):
-            return _ask_journal(["--user"], unit) or _ask_journal([], unit)
+            yield _ask_journal(["--user"], unit) or _ask_journal([], unit)
         case _:
             assert_never(source)
 
@@ -66,21 +69,9 @@ def fetch_metrics(address: str, key: str | None) -> str:
         raise NetworkError("/metrics gave no answer", where=address, found=str(error)) from error
 
 
-def _ask_journal(scope: list[str], unit: str) -> list[str]:
+def _ask_journal(scope: list[str], unit: str) -> bytes:
     command = ["journalctl", *scope, "--unit", unit, "--quiet", "--no-pager", "--output=cat"]
     done = subprocess.run(
-        [*command, f"--lines={_JOURNAL_LINES}"],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_JOURNAL_SECONDS,
-        check=False,
+        [*command, f"--lines={_JOURNAL_LINES}"], capture_output=True, timeout=_JOURNAL_SECONDS, check=False
     )
-    return done.stdout.splitlines()
-
-
-def _read_tail(path: Path) -> str:
-    with path.open("rb") as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(0, size - _LONGEST_LOG_BYTES))
-        return stream.read().decode("utf-8", "replace")
+    return done.stdout

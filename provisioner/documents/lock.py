@@ -16,8 +16,9 @@ from packaging.version import Version
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidLockError
+from provisioner.loading import load_toml
 from provisioner.records import dataclass
-from provisioner.tables import Table, load_toml
+from provisioner.tables import Table
 
 if TYPE_CHECKING:
     from packaging.markers import Marker

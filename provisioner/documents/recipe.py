@@ -18,8 +18,9 @@ from packaging.version import InvalidVersion, Version
 from provisioner.digests import Digest, digest_of
 from provisioner.documents.policy import PatchPolicy as PatchPolicy
 from provisioner.errors import InvalidRecipeError
+from provisioner.loading import load_toml
 from provisioner.records import dataclass
-from provisioner.tables import Table, load_toml
+from provisioner.tables import Table
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -9,8 +9,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from provisioner.errors import EnvironmentConflictError, InvalidReceiptError
+from provisioner.loading import load_json
 from provisioner.records import dataclass
-from provisioner.tables import load_json
 from provisioner.transaction.folders import canonical
 from provisioner.wheels.record import Record, parse_record
 

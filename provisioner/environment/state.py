@@ -1,39 +1,23 @@
 """What the tool keeps inside an environment: whose it is, the receipt, and the bytes behind it."""
 
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioner.digests import digest_of
+from provisioner.documents.codec import decode_json, encode_json
+from provisioner.documents.owner import FILE_NAME as OWNER_FILE
+from provisioner.documents.owner import Owner
 from provisioner.documents.patched_wheel import FACTS_NAME, PatchedWheel, parse_patched_wheel
 from provisioner.documents.receipt import FILE_NAME, Receipt, parse_receipt, print_receipt
 from provisioner.environment.site import STATE_FOLDER, Site
 from provisioner.errors import InvalidReceiptError
-from provisioner.records import dataclass
-from provisioner.tables import Table, load_json
 from provisioner.transaction.folders import OBJECTS_NAME, look_at, make_state_folder, read_file, state_file, write_whole
 from provisioner.transaction.interrupted import is_interrupted
 from provisioner.transaction.objects import ObjectStore
 
 if TYPE_CHECKING:
     from provisioner.transaction.transaction import Recovery
-
-OWNER_FILE = "environment.json"
-OWNER_SCHEMA = "provision/environment/1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Owner:
-    """Written before anything else, so that an interrupted first run leaves an environment that is known as ours.
-
-    ``adopted`` tells that others made it: its packages are left as they are unless a run is told to bring them to the
-    lock's, and only patches are ours.
-    """
-
-    recipe: str
-    tool: str
-    adopted: bool = False
 
 
 def read_patched_wheel(site: Site) -> PatchedWheel | None:
@@ -60,28 +44,13 @@ def read_owner(state_dir: Path) -> Owner | None:
     Raises InvalidReceiptError for a file that is not understood.
     """
     path = state_file(state_dir, OWNER_FILE)
-    try:
-        values = load_json(read_file(path).decode("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
-    if not isinstance(values, dict):
-        raise InvalidReceiptError("not a JSON object", where=str(path))
-    table = Table(values, where=str(path), error=InvalidReceiptError)
-    if table.take("schema", str) != OWNER_SCHEMA:
-        raise table.fail("unknown schema", "schema", expected=OWNER_SCHEMA)
-    owner = Owner(
-        recipe=table.take("recipe", str), tool=table.take("tool", str), adopted=table.take_or("adopted", bool, False)
-    )
-    table.close()
-    return owner
+    text = _read_text(path)
+    return None if text is None else decode_json(text, Owner, where=str(path), error=InvalidReceiptError)
 
 
 def write_owner(state_dir: Path, owner: Owner) -> None:
     """Mark the environment as ours."""
-    values = {"schema": OWNER_SCHEMA, "recipe": owner.recipe, "tool": owner.tool, "adopted": owner.adopted}
-    write_whole(make_state_folder(state_dir) / OWNER_FILE, (json.dumps(values, indent=2) + "\n").encode())
+    write_whole(make_state_folder(state_dir) / OWNER_FILE, encode_json(owner).encode())
 
 
 def has_receipt(state_dir: Path) -> bool:
@@ -95,17 +64,24 @@ def read_receipt(state_dir: Path) -> Receipt | None:
     Raises InvalidReceiptError for one that is not understood.
     """
     path = state_file(state_dir, FILE_NAME)
-    try:
-        text = read_file(path).decode("utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+    text = _read_text(path)
+    if text is None:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
     try:
         return _parse_receipt(text, where=str(path))
     except InvalidReceiptError as error:
         error.hints += (f"files are judged by their bytes, not by the receipt: rm {path}",)
         raise
+
+
+def _read_text(path: Path) -> str | None:
+    """The text of a file of the state folder; None where there is none. Raises InvalidReceiptError."""
+    try:
+        return read_file(path).decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidReceiptError(f"unreadable: {error}", where=str(path)) from error
 
 
 # A command looks several times, since the file may change until the environment is held; its text is parsed once.

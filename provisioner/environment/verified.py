@@ -17,7 +17,7 @@ from pathlib import Path
 
 from provisioner.environment.site import Site
 from provisioner.errors import ConflictError
-from provisioner.tables import load_json
+from provisioner.loading import load_json
 from provisioner.transaction.folders import opened, read_file, state_file, state_folder, write_whole
 
 FILE_NAME = "verified.json"

@@ -10,8 +10,8 @@ from provisioner.counts import count_text
 from provisioner.errors import InvalidReceiptError
 from provisioner.gpu.model import Card, Probe
 from provisioner.gpu.xid import XidEvent, explain_xid
+from provisioner.loading import load_json
 from provisioner.records import dataclass
-from provisioner.tables import load_json
 
 SCHEMA = "provision/verify/1"
 FILE_NAME = "verify.json"

@@ -19,8 +19,8 @@ from typing import Any
 
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import CannotObtainError
+from provisioner.loading import load_json
 from provisioner.records import dataclass
-from provisioner.tables import load_json
 
 _SCHEMA = 1
 _TOUCH_AFTER = 3600.0

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from provisioner.errors import CannotObtainError, NetworkError, NoSuchBuildError
 from provisioner.index.settings import IndexSettings
 from provisioner.index.transport import Transport
-from provisioner.tables import load_json
+from provisioner.loading import load_json
 
 if TYPE_CHECKING:
     import subprocess

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from provisioner.errors import CannotObtainError, UsageError
+from provisioner.loading import load_toml
 from provisioner.records import dataclass
-from provisioner.tables import load_toml
 
 VLLM_INDEX = "https://wheels.vllm.ai"
 GITHUB_API = "https://api.github.com"

@@ -15,8 +15,8 @@ from provisioner.digests import Digest
 from provisioner.documents.patched_wheel import PatchedWheel
 from provisioner.documents.receipt import AppliedPatch
 from provisioner.errors import InvalidReceiptError
+from provisioner.loading import load_json
 from provisioner.records import dataclass
-from provisioner.tables import load_json
 
 SBOM_NAME = "sboms/provision.cdx.json"
 """In the dist-info folder."""

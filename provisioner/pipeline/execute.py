@@ -14,6 +14,7 @@ from provisioner import __version__
 from provisioner.counts import count_text
 from provisioner.digests import digest_of
 from provisioner.documents.lock import Lock, LockedBuild, marker_environment, select_pin
+from provisioner.documents.owner import Owner
 from provisioner.documents.receipt import AppliedPatch, InstalledBuild, PatchedFile, Receipt
 from provisioner.documents.recipe import Recipe
 from provisioner.environment import uv as uv_room
@@ -31,7 +32,6 @@ from provisioner.environment.integrity import (
 )
 from provisioner.environment.site import Site, find_site, venv_python
 from provisioner.environment.state import (
-    Owner,
     objects_of,
     read_owner,
     read_receipt,

@@ -9,8 +9,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from provisioner.documents.lock import Lock, marker_environment
+from provisioner.documents.owner import Owner
 from provisioner.environment.site import STATE_FOLDER, Site, find_site, venv_python
-from provisioner.environment.state import Owner, has_receipt, read_owner, state_of
+from provisioner.environment.state import has_receipt, read_owner, state_of
 from provisioner.environment.uv import name_command
 from provisioner.errors import EnvironmentConflictError
 from provisioner.records import dataclass

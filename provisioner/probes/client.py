@@ -11,10 +11,10 @@ from urllib.parse import SplitResult, urlsplit
 import aiohttp
 
 from provisioner.errors import CannotObtainError, NetworkError, UsageError
+from provisioner.loading import load_json
 from provisioner.openai.conversation import JsonObject, MessageBuilder
 from provisioner.openai.prometheus import ServerCounters, parse_samples, read_counters
 from provisioner.openai.sse import DONE, EventReader
-from provisioner.tables import load_json
 
 CONNECT_SECONDS: Final = 10
 QUESTION_SECONDS: Final = 30

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from provisioner.errors import InvalidInputError
+from provisioner.loading import load_json
 from provisioner.probes.model import (
     Measure,
     Method,
@@ -19,7 +20,6 @@ from provisioner.probes.model import (
     Spread,
     Workload,
 )
-from provisioner.tables import load_json
 
 SCHEMA: Final = "provision/probe/1"
 

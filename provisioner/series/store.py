@@ -17,10 +17,11 @@ from packaging.version import InvalidVersion, Version
 from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidPatchError, UsageError
+from provisioner.loading import load_toml
 from provisioner.patching.diff import manifest_of, parse_patch
 from provisioner.patching.model import Cut, FileManifest, Manifest, Patch, SeriesPatch
 from provisioner.records import dataclass
-from provisioner.tables import Table, load_toml
+from provisioner.tables import Table
 
 PATCH_FILE = "patch.toml"
 FORMER_FOLDER = "former"

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from provisioner.tables import load_json
+from provisioner.loading import load_json
 
 _SHORT = MappingProxyType(
     {

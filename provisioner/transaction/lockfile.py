@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from provisioner.errors import BusyError, ConflictError, RestoredError
+from provisioner.loading import load_json
 from provisioner.records import dataclass
-from provisioner.tables import load_json
 from provisioner.transaction.folders import LOCK_NAME, make_state_folder, opened_parent, read_file, state_file
 
 _POLL_SECONDS = 0.05

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from provisioner.errors import InvalidInputError, NetworkError
-from provisioner.tables import load_json
+from provisioner.loading import load_json
 from provisioner.wheels.names import Candidate, WheelName, commit_of, parse_wheel_name, variant_of
 from provisioner.wheels.urls import strip_credentials
 

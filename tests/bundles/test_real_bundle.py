@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,10 @@ def run(home: Path, *words: str, cwd: Path | None = None) -> str:
     done = subprocess.run(words, env=environ, cwd=cwd or ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def tool_command(bundle: Path, folder: Path) -> str:
@@ -78,39 +84,47 @@ def test_tool_and_environment_come_from_the_bundle_with_the_network_unplugged(bu
     assert not list((tmp_path / "cache/bundles").iterdir())
 
 
+@dataclass(frozen=True)
+class Built:
+    """Both stages of the image. The first one is carried out, and this is what it left; the second moves it away."""
+
+    build: Stage
+    image: Stage
+    receipt: dict[str, Any]
+    left: list[str]
+    temporary: list[str]
+
+
 @pytest.fixture(scope="module")
-def stages(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stage]]:
-    """Both stages of the image; the first one is carried out. Nothing of it is kept: it is large."""
+def built(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """Nothing of it is kept: it is large."""
     unplug()
     folder = tmp_path_factory.mktemp("image")
     text = run(folder, sys.executable, "-m", "provisioner", "containerfile", RECIPE, "--bundle", str(bundle))
     found = read_stages(text, folder)
     assert [stage.name for stage in found] == ["build", "image"]
     carry_out(found[0], bundle.parent)
-    yield found
+    root = found[0].root
+    (receipt,) = root.glob("opt/provision/venvs/*/.provision/receipt.json")
+    yield Built(*found, json.loads(receipt.read_text()), names(root / "opt/provision"), names(root / "tmp"))
     shutil.rmtree(folder)
 
 
-def test_the_build_stage_makes_a_proven_environment_and_keeps_nothing_else(stages: list[Stage]) -> None:
-    build = stages[0].root
-    (venv,) = (build / "opt/provision/venvs").iterdir()
-    made = json.loads((venv / ".provision/receipt.json").read_text())
-    assert [patch["verdict"] for patch in made["patches"]] == ["applied"]
-    assert [path.name for path in (build / "opt/provision").iterdir()] == ["venvs"]
-    assert not list((build / "tmp").iterdir())
+def test_the_build_stage_makes_a_proven_environment_and_keeps_nothing_else(built: Built) -> None:
+    assert [patch["verdict"] for patch in built.receipt["patches"]] == ["applied"]
+    assert built.left == ["venvs"]
+    assert not built.temporary
 
 
-def test_every_step_of_the_image_runs_and_its_user_changes_nothing(stages: list[Stage], bundle: Path) -> None:
+def test_every_step_of_the_image_runs_and_its_user_changes_nothing(built: Built, bundle: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can make the user of the image")
-    build, image = stages
-    carry_out(image, bundle.parent, [build])
+    image = built.image
+    carry_out(image, bundle.parent, [built.build])
     status = image.run(["provision", "status", RECIPE, "--json"])
     assert json.loads(status.stdout)["proven"], status.stderr
-    (receipt,) = image.root.glob("opt/provision/venvs/*/.provision/receipt.json")
-    made = json.loads(receipt.read_text())
-    patch = made["patches"][0]
-    assert image.labels["provision.lock"] == made["lock_digest"]
+    patch = built.receipt["patches"][0]
+    assert image.labels["provision.lock"] == built.receipt["lock_digest"]
     assert image.labels[f"provision.patch.{patch['id']}"] == patch["text"]
     assert image.run(["touch", "/home/provision/own"]).returncode == 0
     for path in ("/opt/x", "/opt/tool/x", f"/opt/provision/venvs/{RECIPE}/.provision/x"):

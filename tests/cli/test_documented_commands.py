@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.app import build_command
+from tests.support.commands import WrongLine, resolve
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -17,7 +17,6 @@ PAGES = sorted(
         ROOT / "deploy" / "ansible" / "README.md",
     )
 )
-COMMAND = build_command()
 RECIPES = ("RECIPE", "NAME")
 """What the pages say for any recipe."""
 
@@ -38,17 +37,15 @@ def wrong_of(command: str) -> list[str]:
     """What a command line, without ``provision``, names that does not exist."""
     words = [word.strip("[]") for word in shlex.split(command, comments=True)]
     words = words[: words.index("--")] if "--" in words else words
-    found, name = COMMAND, "provision"
-    while hasattr(found, "commands") and words and not words[0].startswith("-"):
-        word = words.pop(0)
-        name = f"{name} {word}"
-        found = found.commands.get("up" if word in RECIPES else word)
-        if found is None:
-            return [f"there is no {name}"]
+    words[:1] = ["up" if word in RECIPES else word for word in words[:1]]
+    try:
+        found, rest = resolve(words)
+    except WrongLine as error:
+        return [error.format_message()]
     known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
     known |= {"--help"}
-    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
-    return [f"{name} has no {option}" for option in given if option not in known]
+    given = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+    return [f"{found.name} has no {option}" for option in given if option not in known]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -69,10 +66,10 @@ cat x | provision serve hynix \\
 ```
 """
     assert [wrong for command in commands_of(page) for wrong in wrong_of(command)] == [
-        "provision hynix has no --agains",
-        "provision serve has no --modl",
-        "provision patch lint has no --cut-against",
-        "there is no provision patch mend",
+        "up has no --agains",
+        "serve has no --modl",
+        "lint has no --cut-against",
+        "No such command 'mend'.",
     ]
 
 

@@ -1,6 +1,8 @@
 """The error boundary and the frame: exit codes, where text goes, help."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,27 +10,17 @@ from pathlib import Path
 import pytest
 
 from provisioner import errors
-from provisioner.cli.app import ENTRIES, build_command
+from provisioner.cli.app import ENTRIES, load_command
 from provisioner.cli.main import main
 from provisioner.resources import recipe_names
+from tests.support.commands import every_command
+
+COMMANDS = dict(every_command())
 
 
-def walk(command, path=()):
-    """Every command below ``command`` with its words."""
-    children = getattr(command, "commands", None)
-    if not children:
-        yield path, command
-        return
-    for name, child in children.items():
-        yield from walk(child, (*path, name))
-
-
-COMMANDS = dict(walk(build_command()))
-
-
-def test_every_entry_and_recipe_is_a_command():
+def test_every_entry_is_a_command():
     names = {words[0] for words in COMMANDS}
-    assert names == {entry.name for entry in ENTRIES} | set(recipe_names())
+    assert names == {entry.name for entry in ENTRIES}
 
 
 @pytest.mark.parametrize("words", sorted(COMMANDS), ids=" ".join)
@@ -43,13 +35,38 @@ def test_every_option_has_help(words):
     assert missing == []
 
 
-def test_the_list_of_commands_is_what_it_would_be_with_all_of_them_loaded(capsys):
+def test_the_list_of_commands_says_what_each_says_itself(capsys):
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        build_command().main(args=["--help"], prog_name="provision")
-    assert capsys.readouterr().out == listed
-    assert all(name in listed for name in recipe_names())
+    assert all(f" {name} " in listed for name in (*recipe_names(), *(entry.name for entry in ENTRIES)))
+    for entry in ENTRIES:
+        assert load_command(entry.name).help.partition("\n\n")[0].replace("\n", " ") == entry.summary
+
+
+@pytest.mark.parametrize("typed", ["provision hynix --with", "provision up hynix --with", "provision samsung --with"])
+def test_the_options_of_a_recipe_are_completed(typed):
+    assert {"--without-patch", "--without-fork"} <= completed(typed)
+
+
+def test_recipes_and_commands_are_completed():
+    assert completed("provision h") == {"hynix", "hynix-stable"}
+    assert completed("provision patch re") == {"revert", "refresh"}
+
+
+def completed(typed: str) -> set[str]:
+    """What a shell is offered for a command line whose last word is not complete."""
+    environ = {**os.environ, "_PROVISION_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": typed}
+    program = [sys.executable, "-c", "from provisioner.cli.main import run; run()"]
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, check=True, timeout=60)
+    return set(re.findall(r'"([\w-]+)":', done.stdout))
+
+
+def test_a_recipes_name_is_short_for_up(capsys):
+    assert main(["hynix", "--downgrade"]) == main(["up", "hynix", "--downgrade"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[: len(told) // 2] == told[len(told) // 2 :]
+    assert main(["hynix", "--help"]) == 0
+    assert "short for up NAME" in capsys.readouterr().out
 
 
 def test_the_list_of_commands_loads_none_of_them():
@@ -57,12 +74,6 @@ def test_the_list_of_commands_loads_none_of_them():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     loaded = {name for name in done.stdout.split() if name.startswith("provisioner.cli.")}
     assert loaded <= {f"provisioner.cli.{name}" for name in ("app", "main", "shared", "shared.render", "shared.argv")}
-
-
-def test_one_command_alone_is_the_same_command():
-    alone = dict(walk(build_command(["status"])))
-    assert set(alone) == {("status",)}
-    assert [param.name for param in alone["status",].params] == [param.name for param in COMMANDS["status",].params]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,7 @@ def test_every_ending_has_its_exit_code(error, code, monkeypatch, capsys):
     def fail():
         raise error
 
-    monkeypatch.setattr("provisioner.cli.shared.catalogue.all_recipes", fail)
+    monkeypatch.setattr("provisioner.cli.recipes.all_recipes", fail)
     assert main(["recipes"]) == code
     assert capsys.readouterr().err
 
@@ -235,7 +246,7 @@ def test_every_ending_is_one_json_object_when_asked(error, code, monkeypatch, ca
     def fail():
         raise error
 
-    monkeypatch.setattr("provisioner.cli.shared.catalogue.all_recipes", fail)
+    monkeypatch.setattr("provisioner.cli.recipes.all_recipes", fail)
     assert main(["recipes", "--json"]) == json.loads(capsys.readouterr().out)["exit"]
     main(["recipes", "--json"])
     assert json.loads(capsys.readouterr().out)["code"] == code
@@ -301,7 +312,7 @@ def test_a_user_without_a_home_is_told_so(monkeypatch, capsys):
 
 
 def test_ctrl_c_while_the_command_line_is_loaded_is_an_interruption_too(monkeypatch, capsys):
-    def interrupt(argv):
+    def interrupt():
         raise KeyboardInterrupt
 
     monkeypatch.setattr("provisioner.cli.app.build_command", interrupt)

@@ -60,7 +60,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir(parents=True)
     (folder / "1.0.patch").write_bytes(PATCH)
     (folder / "patch.toml").write_text(STORED)
-    monkeypatch.setattr("provisioner.resources.patches_folder", lambda: folder.parent)
+    monkeypatch.setattr("provisioner.cli.patch.refresh.patches_folder", lambda: folder.parent)
     monkeypatch.setenv("PROVISION_HOME", str(tmp_path / "home"))
     with IndexServer() as server:
         server.add_package("vllm", {wheel_filename(version): build(version, ops) for version, ops in HISTORY.items()})

@@ -10,8 +10,9 @@ import pytest
 
 from provisioner.cli import up
 from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.documents.owner import Owner
 from provisioner.environment.site import find_site
-from provisioner.environment.state import Owner, read_receipt, write_owner, write_receipt
+from provisioner.environment.state import read_receipt, write_owner, write_receipt
 from provisioner.gpu.devices import read_inventory
 from provisioner.gpu.report import Verdict
 from provisioner.gpu.verify import gather_facts, report_not_run
@@ -57,7 +58,7 @@ class Bed:
         self.checks = 0
         monkeypatch.setattr(verification, "read_inventory", lambda: read_inventory(self.nvml))
         monkeypatch.setattr(verification, "verify_card", self._check)
-        monkeypatch.setattr(preflight, "look_at_card", self._look)
+        monkeypatch.setattr(up, "look_at_card", self._look)
 
     def run(self, **options: Any) -> int:
         request = SimpleNamespace(recipe=open_recipe("hynix-stable"), venv=self.venv, bare=options.get("bare", False))

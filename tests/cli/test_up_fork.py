@@ -30,11 +30,13 @@ def test_options_that_cannot_be_meant(words, what, capsys):
     assert what in text_of(capsys)
 
 
-def test_only_the_recipe_with_a_fork_has_its_options(capsys):
+def test_the_options_of_a_fork_have_a_panel_that_says_whom_they_are_for(capsys):
     assert main(["samsung", "--help"]) == 0
-    assert "--fork-commit" in text_of(capsys)
-    assert main(["hynix", "--help"]) == 0
-    assert "--fork-commit" not in text_of(capsys)
+    options, panel, fork = text_of(capsys).partition("Fork, for recipes that have one (samsung)")
+    assert panel
+    assert "--fork-commit" in fork
+    assert "--fork" not in options
+    assert main(["hynix", "--fork-commit", "1"]) == 2
 
 
 def test_a_commit_that_the_fork_lacks(tmp_path: Path, capsys, own_home: Path):

@@ -115,6 +115,7 @@ def test_an_environment_that_is_not_there(healthy, tmp_path):
 def test_a_running_server_is_judged_and_asked(healthy, tmp_path):
     server = Server(
         pid=7,
+        pids=(7,),
         program="/other/bin/vllm",
         arguments=("m", "--enable-prefix-caching", "--port", "8012"),
         environ={"VLLM_API_KEY": "k", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -144,7 +145,8 @@ def test_a_log_is_read(healthy, tmp_path):
     ("text", "running", "outcome"),
     [
         (
-            "(APIServer pid=7) INFO vLLM server version 0.32.0\nINFO:     Application startup complete.\n",
+            "(APIServer pid=7) INFO vLLM server version 0.32.0\nINFO:     Application startup complete.\n"
+            "INFO:     Shutting down\n",
             (),
             Outcome.PASSED,
         ),
@@ -157,7 +159,14 @@ def test_a_log_passes_only_where_a_server_was_ready(healthy, tmp_path, text, run
     log = tmp_path / "server.log"
     log.write_text(text)
     servers = [
-        Server(pid=pid, program=f"{healthy.targets[0].venv}/bin/vllm", arguments=("m",), environ=None, cwd=None)
+        Server(
+            pid=pid,
+            pids=(1234, pid),
+            program=f"{healthy.targets[0].venv}/bin/vllm",
+            arguments=("m",),
+            environ=None,
+            cwd=None,
+        )
         for pid in running
     ]
     diagnosis = look(healthy, instruments([FakeCard()], servers=servers), log=LogFile(path=log))

@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.doctor.logs import SYMPTOMS, read_log, shorten, shows_ready_server
+from provisioner.doctor.condense import condense
+from provisioner.doctor.logs import read_log, shorten
+from provisioner.doctor.symptoms import SYMPTOMS
 from provisioner.serve.findings import Severity
 
 LOGS = Path(__file__).parent / "logs"
 START = "(APIServer pid=7) INFO 11-30 10:00:00 [api_utils.py:330] vLLM server version 0.27.1, serving model /models/q"
 CONFIG = "(EngineCore pid=9) INFO 11-30 10:00:05 [core.py:90] config: model='/models/q', enable_prefix_caching=True, "
 READY = "(APIServer pid=7) INFO:     Application startup complete."
+STOP = "(APIServer pid=7) INFO:     Shutting down"
 TRACE = "(EngineCore pid=9) ERROR 11-30 10:01:00 [core.py:1349] Traceback (most recent call last):"
 REPORT = (
     "(APIServer pid=7) INFO 11-30 10:05:{second:02} [loggers.py:310] Engine 000: Avg prompt throughput: {prompt} "
@@ -44,7 +47,8 @@ HEALTHY = [
 
 
 def test_a_healthy_log_shows_nothing():
-    assert read_log(HEALTHY) == ()
+    assert read_log([*HEALTHY, STOP]) == ()
+    assert read_log(HEALTHY, running={7}) == ()
 
 
 @pytest.mark.parametrize(
@@ -71,7 +75,7 @@ def test_a_healthy_log_shows_nothing():
         (["OSError: [Errno 98] Address already in use"], "port"),
         (["vllm: error: unrecognized arguments: --max-modle-len 1"], "bad-argument"),
         (["ValueError: Invalid prefix_match_unit=512; all KV cache group block sizes"], "prefix-match-unit"),
-        ([CONFIG, READY, *reports(["9.0"] * 3, ["0.0"] * 3)], "prefix-trio"),
+        ([CONFIG, READY, *reports(["9.0"] * 3, ["0.0"] * 3), STOP], "prefix-trio"),
         (["INFO non-default args: {'api_key': ['s3cret'], 'port': 8012}"], "key-in-log"),
         (["kernel: NVRM: Xid (PCI:0000:81:00): 31, pid=13332, name=python3, Ch 00000010"], "xid-31"),
         (["kernel: NVRM: Xid (PCI:0000:82:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."],
@@ -199,11 +203,11 @@ def test_a_failure_after_ready_is_a_finding(lines):
     ],
 )
 def test_what_does_not_end_a_server_is_no_failure(lines):
-    assert read_log([*HEALTHY, *lines]) == ()
+    assert read_log([*HEALTHY, *lines, STOP]) == ()
 
 
 def test_a_failure_that_the_start_got_over_is_none():
-    assert read_log([START, TRACE, "RuntimeError: tried another way", READY]) == ()
+    assert read_log([START, TRACE, "RuntimeError: tried another way", READY, STOP]) == ()
 
 
 def test_a_symptom_before_the_failure_does_not_explain_it():
@@ -221,6 +225,19 @@ def test_a_log_that_just_stops_says_at_what_and_asks_for_the_oom_killer():
     assert finding.what.startswith("the log ends while capturing CUDA graphs")
 
 
+def test_a_server_that_died_without_a_word_after_it_was_ready_is_a_finding():
+    for log in (HEALTHY, HEALTHY[-2:], corpus_log("healthy")[:60]):
+        assert [finding.id for finding in read_log(log)] == ["ended-while-serving"]
+    assert read_log(["INFO:     Started server process [5197]", READY.partition(") ")[2]], running={5197}) == ()
+
+
+def test_what_a_start_got_over_is_no_symptom():
+    assert read_log([START, "WARNING retrying: [Errno 98] Address already in use", READY, STOP]) == ()
+    assert (
+        read_log([*HEALTHY, "(APIServer pid=7) INFO 12-07 11:45:44 [x.py:51] prompt: 'CUDA out of memory'", STOP]) == ()
+    )
+
+
 def test_the_log_of_a_server_that_runs_has_not_ended():
     assert read_log([START, CONFIG], running={7}) == ()
     assert [finding.id for finding in read_log([START, CONFIG], running={8})] == ["ended-while-loading"]
@@ -233,7 +250,7 @@ def test_the_log_of_a_server_that_runs_has_not_ended():
     [(HEALTHY, True), (HEALTHY[-1:], True), ([START], False), (["nothing of a server"], False), ([], False)],
 )
 def test_ready_is_seen_or_not(lines, ready):
-    assert shows_ready_server(lines) is ready
+    assert condense(f"{line}\n".encode() for line in lines).is_ready is ready
 
 
 TOO_SMALL = (
@@ -293,10 +310,10 @@ def test_a_kernels_name_without_a_failure_near_it_is_no_crash():
 @pytest.mark.parametrize(
     "lines",
     [
-        [CONFIG, READY, *reports(["9.0"] * 2, ["0.0"] * 2)],
-        [CONFIG, READY, *reports(["0.0"] * 9, ["0.0"] * 9)],
-        [CONFIG, READY, *reports(["9.0"] * 4, ["0.0", "0.0", "0.1", "0.0"])],
-        [CONFIG.replace("True", "False"), READY, *reports(["9.0"] * 4, ["0.0"] * 4)],
+        [CONFIG, READY, *reports(["9.0"] * 2, ["0.0"] * 2), STOP],
+        [CONFIG, READY, *reports(["0.0"] * 9, ["0.0"] * 9), STOP],
+        [CONFIG, READY, *reports(["9.0"] * 4, ["0.0", "0.0", "0.1", "0.0"]), STOP],
+        [CONFIG.replace("True", "False"), READY, *reports(["9.0"] * 4, ["0.0"] * 4), STOP],
     ],
 )
 def test_a_hit_rate_is_pinned_only_over_several_busy_reports_with_the_cache_on(lines):
@@ -304,12 +321,12 @@ def test_a_hit_rate_is_pinned_only_over_several_busy_reports_with_the_cache_on(l
 
 
 def test_without_a_word_on_the_cache_it_is_a_warning():
-    (finding,) = read_log([START, READY, *reports(["9.0"] * 3, ["0.0"] * 3)])
+    (finding,) = read_log([START, READY, *reports(["9.0"] * 3, ["0.0"] * 3), STOP])
     assert finding.severity is Severity.WARNING
 
 
 def test_only_the_last_start_counts_and_lines_are_numbered_in_the_file():
-    mended = read_log([START, TRACE, OOM, *["INFO shutting down"] * 20, *HEALTHY])
+    mended = read_log([START, TRACE, OOM, *["INFO shutting down"] * 20, *HEALTHY, STOP])
     assert mended == ()
     before = [*HEALTHY, *["INFO shutting down"] * 20]
     (finding,) = read_log([*before, START, TRACE, OOM])
@@ -323,7 +340,7 @@ def test_the_lines_of_one_start_are_one_start():
         (finding,) = read_log([first, "", arguments, TRACE, OOM])
         assert finding.evidence == (f"line 5: {OOM}",)
     far = ["INFO fine"] * 20
-    assert read_log([arguments, TRACE, OOM, *far, banner, arguments, READY]) == ()
+    assert read_log([arguments, TRACE, OOM, *far, banner, arguments, READY, STOP]) == ()
 
 
 def test_a_log_without_a_start_is_read_from_its_beginning():
@@ -333,7 +350,7 @@ def test_a_log_without_a_start_is_read_from_its_beginning():
 def test_a_restart_loop_is_named():
     loop = [START, TRACE, FAULT, *["INFO shutting down"] * 20] * 4
     assert {finding.id for finding in read_log(loop)} == {"load-fault", "restart-loop"}
-    assert read_log([*loop, START, READY]) == ()
+    assert read_log([*loop, START, READY, STOP]) == ()
 
 
 def test_no_key_is_quoted():

@@ -24,6 +24,7 @@ TRIO = "--enable-prefix-caching --async-scheduling --max-num-batched-tokens 8192
 def make_server(tmp_path: Path, words: str = "", **changes) -> Server:
     values = {
         "pid": 7,
+        "pids": (7,),
         "program": "/v/bin/vllm",
         "arguments": tuple(words.split()),
         "environ": {"VLLM_API_KEY": "k"},

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.digests import digest_of, digest_to_record
+from provisioner.documents.owner import Owner
 from provisioner.documents.recipe import PatchPolicy, parse_recipe
 from provisioner.environment.integrity import check_files, check_sources
-from provisioner.environment.state import Owner, read_owner, read_receipt, state_of, write_owner
+from provisioner.environment.state import read_owner, read_receipt, state_of, write_owner
 from provisioner.environment.uv import create_venv
 from provisioner.errors import (
     BusyError,

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from provisioner.digests import digest_of
-from provisioner.environment.state import Owner, objects_of, read_receipt, write_owner, write_receipt
+from provisioner.documents.owner import Owner
+from provisioner.environment.state import objects_of, read_receipt, write_owner, write_receipt
 from provisioner.errors import ConflictError, EnvironmentConflictError, NotRestoredError, ProvisionError, RestoredError
 from provisioner.patching.steps import ReplaceFile
 from provisioner.transaction.filesystem import Image

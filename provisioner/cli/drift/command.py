@@ -3,24 +3,34 @@
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from threading import Thread
+from typing import Annotated, Any
 
 import typer
+from packaging.version import Version
 
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import all_recipes, open_recipe
+from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.progress import open_reporter
 from provisioner.counts import count_text
-
-if TYPE_CHECKING:
-    from packaging.version import Version
-
-    from provisioner.documents.recipe import Recipe
-    from provisioner.drift.builds import Builds
-    from provisioner.drift.history import CloneHistory, Witness
-    from provisioner.drift.model import Bisection, DriftReport
-    from provisioner.drift.scan import Subject
-    from provisioner.drift.subjects import ForkBase
-    from provisioner.index.settings import IndexSettings
-    from provisioner.wheels.names import Candidate
+from provisioner.documents.recipe import Recipe
+from provisioner.drift.builds import Builds, find_builds, find_one_build
+from provisioner.drift.history import CloneHistory, Witness
+from provisioner.drift.model import Bisection, DriftReport
+from provisioner.drift.policy import exit_code
+from provisioner.drift.reports.data import print_bisection_json
+from provisioner.drift.reports.text import print_bisection
+from provisioner.drift.scan import Subject, build_of, scan
+from provisioner.drift.subjects import ForkBase, parse_frozen, recipe_subjects, stack_subject
+from provisioner.errors import UsageError
+from provisioner.files import resolve_output, write_output
+from provisioner.index.settings import IndexSettings
+from provisioner.index.source import CommitFileSpec, open_wheel, parse_spec, read_commit_list
+from provisioner.series.checkout import read_checkout
+from provisioner.wheels.names import Candidate
 
 _QUESTIONS = (
     "--against",
@@ -94,9 +104,6 @@ def drift(
 
     Example: [bold]provision drift hynix-stable --against 'pypi:>=0.26' --last 5[/bold]
     """
-    from provisioner.cli.shared.progress import open_reporter
-    from provisioner.files import resolve_output
-
     wanted = "json" if as_json else form
     if wanted not in FORMS:
         raise typer.BadParameter(f"one of {', '.join(FORMS)}", param_hint="--format")
@@ -122,18 +129,16 @@ def drift(
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    subjects: "tuple[Subject, ...]"
-    builds: "Builds"
-    settings: "IndexSettings"
+    subjects: tuple[Subject, ...]
+    builds: Builds
+    settings: IndexSettings
     against: tuple[str, ...]
-    witness: "Witness | None"
+    witness: Witness | None
     remarks: tuple[str, ...]
 
 
 def _refuse_questions(asked: dict[str, object]) -> None:
     """Of reports that are merged, all questions were asked before."""
-    from provisioner.errors import UsageError
-
     given = [option for option, value in asked.items() if value not in (None, "", [])]
     if given:
         raise UsageError(
@@ -142,7 +147,7 @@ def _refuse_questions(asked: dict[str, object]) -> None:
         )
 
 
-def _merge(places: list[Path]) -> "DriftReport":
+def _merge(places: list[Path]) -> DriftReport:
     from provisioner.drift.merge import merge_reports
     from provisioner.drift.parts import read_parts
 
@@ -150,8 +155,6 @@ def _merge(places: list[Path]) -> "DriftReport":
 
 
 def _refuse_reading(root: str, strip: int | None, cut_against: str | None) -> None:
-    from provisioner.errors import UsageError
-
     if root or strip is not None or cut_against is not None:
         raise UsageError(
             "--root, --strip and --cut-against are about patches of your own",
@@ -161,15 +164,10 @@ def _refuse_reading(root: str, strip: int | None, cut_against: str | None) -> No
 
 def _own_patches(
     patches: list[Path], root: str, strip: int | None, cut_against: str | None, index_url: str | None
-) -> "list[Subject]":
+) -> list[Subject]:
     if not patches:
         _refuse_reading(root, strip, cut_against)
         return []
-    from provisioner.cli.shared.context import read_context
-    from provisioner.drift.builds import find_one_build
-    from provisioner.drift.subjects import stack_subject
-    from provisioner.index.source import open_wheel
-
     base = None
     if cut_against is not None:
         settings = read_context(index_url).settings()
@@ -179,7 +177,7 @@ def _own_patches(
 
 def _prepare(
     names: list[str],
-    own: "list[Subject]",
+    own: list[Subject],
     against: list[str],
     last: int | None,
     frozen: list[str],
@@ -188,13 +186,6 @@ def _prepare(
     history: Path | None,
     fork_dir: Path | None,
 ) -> _Task:
-    from importlib import import_module
-    from threading import Thread
-
-    from provisioner.cli.shared.catalogue import all_recipes, open_recipe
-    from provisioner.cli.shared.context import read_context
-    from provisioner.drift.builds import find_builds
-
     settings = read_context(index_url).settings()
     chosen = [open_recipe(name) for name in names] if names or own else all_recipes()
     texts = _parse_frozen(frozen)
@@ -202,7 +193,6 @@ def _prepare(
     Thread(target=import_module, args=("provisioner.drift.subjects",), daemon=True).start()
     builds = find_builds(against, settings, last=last, variant=build_variant)
     from provisioner.drift.history import open_clone
-    from provisioner.drift.subjects import recipe_subjects
 
     clone = open_clone(history) if history is not None else None
     forks = _open_forks(chosen, fork_dir, index_url)
@@ -224,7 +214,7 @@ def _prepare(
     )
 
 
-def _say_unpinned(recipe: "Recipe", fork: "ForkBase") -> "Iterator[str]":
+def _say_unpinned(recipe: Recipe, fork: ForkBase) -> Iterator[str]:
     """What to say of a fork that is not as the recipe pins it, since its patches are judged as they lie there."""
     found = fork.checkout
     if recipe.fork is not None and (found.commit != recipe.fork.commit or found.edits):
@@ -232,18 +222,14 @@ def _say_unpinned(recipe: "Recipe", fork: "ForkBase") -> "Iterator[str]":
         yield f"{recipe.name}: the fork in {found.folder} is at {found.commit[:12]}{edited}, not the pinned commit"
 
 
-def _open_forks(recipes: "Iterable[Recipe]", fork_dir: Path | None, index_url: str | None) -> "dict[str, ForkBase]":
+def _open_forks(recipes: Iterable[Recipe], fork_dir: Path | None, index_url: str | None) -> dict[str, ForkBase]:
     """The checkouts that are there, each with the release that its patches were cut against.
 
     Raises UsageError for a folder that no recipe asks for; what reading a checkout raises.
     """
-    from provisioner.errors import UsageError
-
     forked = [recipe for recipe in recipes if recipe.fork is not None]
     if fork_dir is not None and not forked:
         raise UsageError("no recipe that is judged has a fork", where="--fork-dir", hints=("provision recipes",))
-    from provisioner.cli.shared.context import read_context
-
     context = read_context(index_url)
     places = {recipe.name: fork_dir or context.home.fork(recipe.name) for recipe in forked}
     return {
@@ -253,22 +239,15 @@ def _open_forks(recipes: "Iterable[Recipe]", fork_dir: Path | None, index_url: s
     }
 
 
-def _open_fork(recipe: "Recipe", folder: Path, settings: "IndexSettings") -> "ForkBase":
-    from provisioner.drift.builds import find_one_build
-    from provisioner.drift.subjects import ForkBase
-    from provisioner.index.source import open_wheel
-    from provisioner.series.checkout import read_checkout
-
+def _open_fork(recipe: Recipe, folder: Path, settings: IndexSettings) -> ForkBase:
     assert recipe.fork is not None
     checkout = read_checkout(folder.expanduser().absolute(), recipe.fork)
     base = f"pypi:{recipe.build.version.public}"
     return ForkBase(checkout=checkout, wheel=open_wheel(find_one_build(base, settings), settings))
 
 
-def _doubt(clone: "CloneHistory", builds: "Builds") -> "Iterator[str]":
+def _doubt(clone: CloneHistory, builds: Builds) -> Iterator[str]:
     """What to say of a clone that can tell nothing of any build."""
-    from provisioner.drift.scan import build_of
-
     if not any(clone.knows(build_of(candidate)) for candidate in builds.found):
         fetch = shlex.join(["git", "-C", str(clone.folder), "fetch", "--tags"])
         yield (
@@ -277,18 +256,15 @@ def _doubt(clone: "CloneHistory", builds: "Builds") -> "Iterator[str]":
         )
 
 
-def _parse_frozen(texts: list[str]) -> "dict[str, Version]":
+def _parse_frozen(texts: list[str]) -> dict[str, Version]:
     if not texts:
         return {}
-    from provisioner.drift.subjects import parse_frozen
-
     return parse_frozen(texts)
 
 
-def _witness(against: list[str], clone: "CloneHistory | None", settings: "IndexSettings") -> "Witness | None":
+def _witness(against: list[str], clone: CloneHistory | None, settings: IndexSettings) -> Witness | None:
     """A clone, where there is one, then the lists of commits that were given."""
     from provisioner.drift.history import CloneHistory, ask_first_to_know, listed_history
-    from provisioner.index.source import CommitFileSpec, parse_spec, read_commit_list
 
     witnesses: list[Witness] = []
     if clone is not None:
@@ -300,45 +276,33 @@ def _witness(against: list[str], clone: "CloneHistory | None", settings: "IndexS
     return ask_first_to_know(witnesses) if witnesses else None
 
 
-def _scan(task: _Task, builds: "tuple[Candidate, ...]", reporter: Any) -> "DriftReport":
-    from provisioner.drift.scan import scan
-
+def _scan(task: _Task, builds: tuple[Candidate, ...], reporter: Any) -> DriftReport:
     return scan(task.subjects, builds, task.settings, against=task.against, reporter=reporter, witness=task.witness)
 
 
-def _bisect(task: _Task, good: str, bad: str, reporter: Any) -> "Bisection":
+def _bisect(task: _Task, good: str, bad: str, reporter: Any) -> Bisection:
     from provisioner.drift.bisect import find_turns
 
     return find_turns(task.builds.found, good, bad, lambda build: _scan(task, (build,), reporter).columns[0])
 
 
-def _finish(report: "DriftReport", form: str, output: Path | None) -> int:
-    from provisioner.drift.policy import exit_code
-
+def _finish(report: DriftReport, form: str, output: Path | None) -> int:
     _write(_printer(form)(report), output)
     return exit_code(report)
 
 
-def _finish_bisection(found: "Bisection", form: str, output: Path | None) -> int:
-    from provisioner.drift.reports.data import print_bisection_json
-    from provisioner.drift.reports.text import print_bisection
-
+def _finish_bisection(found: Bisection, form: str, output: Path | None) -> int:
     _write(print_bisection_json(found) if form == "json" else print_bisection(found), output)
     return 1 if found.turns else 0
 
 
-def _printer(form: str) -> "Callable[[DriftReport], str]":
-    from importlib import import_module
-
+def _printer(form: str) -> Callable[[DriftReport], str]:
     module, function = _PRINTERS[form]
     found: Callable[[DriftReport], str] = getattr(import_module(f"provisioner.drift.reports.{module}"), function)
     return found
 
 
 def _write(text: str, output: Path | None) -> None:
-    from provisioner.cli.shared import render
-    from provisioner.files import write_output
-
     if output is None:
         render.print_text(text)
     else:

@@ -4,7 +4,14 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+import requests
 import typer
+
+from provisioner.cli.shared import render
+from provisioner.drift.issue import Tracker, print_body, update_issue
+from provisioner.drift.reports.parse import parse_report
+from provisioner.errors import UsageError
+from provisioner.loading import load_json
 
 
 def drift_issue(
@@ -19,10 +26,6 @@ def drift_issue(
 
     Example: [bold]provision drift-issue drift.json --repository me/patches[/bold]
     """
-    from provisioner.cli.shared import render
-    from provisioner.drift.issue import Tracker, print_body, update_issue
-    from provisioner.errors import UsageError
-
     found = _read(report)
     if dry_run:
         render.print_text(print_body(found))
@@ -30,8 +33,6 @@ def drift_issue(
     token = os.environ.get("GITHUB_TOKEN")
     if not token:
         raise UsageError("GITHUB_TOKEN is not set", hints=("provision drift-issue REPORT --repository R --dry-run",))
-    import requests
-
     with requests.Session() as session:
         deed = update_issue(found, Tracker(api=api, repository=repository, token=token), session)
     render.print_note(f"issue: {deed}")
@@ -39,10 +40,6 @@ def drift_issue(
 
 
 def _read(path: Path) -> dict[str, object]:
-    from provisioner.drift.reports.parse import parse_report
-    from provisioner.errors import UsageError
-    from provisioner.tables import load_json
-
     hints = ("provision drift --format json --output FILE",)
     try:
         text = path.read_text(encoding="utf-8")

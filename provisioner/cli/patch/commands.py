@@ -2,22 +2,48 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from provisioner.cli.patch.views import (
+    describe_finding,
+    describe_judgement,
+    describe_shown,
+    edit_text,
+    finding_rows,
+    judgement_hints,
+    judgement_rows,
+    outcome_rows,
+    recovery_text,
+    shown_text,
+)
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import open_recipe
+from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.hints import Given, complete_hint
+from provisioner.documents.policy import LeftOut, Omission
+from provisioner.documents.recipe import Recipe
+from provisioner.environment.site import Site, find_site, open_site_packages
+from provisioner.errors import UsageError
+from provisioner.index.lazy import Wheel
+from provisioner.patching.diff import print_patch
+from provisioner.pipeline.evaluate import InstalledTree, Judgement, ShippedTree, Tree, judge
+from provisioner.pipeline.evaluate import cut_against as take_scopes
+from provisioner.pipeline.shipped import open_shipped
 from provisioner.records import dataclass
+from provisioner.resources import recipe_names
+from provisioner.series.files import Reading
+from provisioner.series.model import Series, require_left_out
+from provisioner.series.sources import Wanted, read_series
+from provisioner.wheels.names import spec_of
 
 if TYPE_CHECKING:
-    from provisioner.documents.recipe import Recipe
-    from provisioner.environment.site import Site
-    from provisioner.index.lazy import Wheel
-    from provisioner.pipeline.evaluate import InstalledTree, Judgement, ShippedTree, Tree
-    from provisioner.series.files import Reading
-    from provisioner.series.model import Series
     from provisioner.transaction.lockfile import Holder
     from provisioner.transaction.transaction import FileOutcome, Recovery
+
 
 HELP = """Judge, apply and take back patches in any environment.
 
@@ -99,12 +125,11 @@ def _typed(options: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 
 def build_group() -> typer.Typer:
     """The group with its commands."""
-    from provisioner.cli.app import exiting
     from provisioner.cli.patch.refresh import refresh
 
-    group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+    group = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich", add_completion=False)
     for function in (check, apply, revert, show, lint, diff, refresh):
-        group.command(function.__name__)(exiting(function))
+        group.command(function.__name__)(function)
     return group
 
 
@@ -130,10 +155,6 @@ def check(
 
     Example: [bold]provision patch check hynix-stable --against pypi:0.27.1[/bold]
     """
-    from dataclasses import replace
-
-    from provisioner.pipeline.evaluate import judge
-
     asked = Asked(
         what=what, venv=venv, site_packages=site_packages, against=against, package=package, wheel=wheel, root=root,
         strip=strip, cut_against=cut_against, overlay=overlay, without=without_patch,
@@ -165,7 +186,6 @@ def apply(
 
     Example: [bold]provision patch apply fork/patches --root vllm --venv ~/venv[/bold]
     """
-    from provisioner.cli.shared import render
     from provisioner.pipeline.apply_patches import apply as apply_series
 
     asked = Asked(
@@ -203,10 +223,6 @@ def revert(
 
     Example: [bold]provision patch revert my-fix --venv ~/venv[/bold]
     """
-    from dataclasses import asdict
-
-    from provisioner.cli.patch.views import outcome_rows
-    from provisioner.cli.shared import render
     from provisioner.pipeline.revert_patches import withdraw
 
     asked = Asked(
@@ -248,8 +264,6 @@ def show(
 
     Example: [bold]provision patch show pr50021-gdn-spec-bounds[/bold]
     """
-    from provisioner.cli.patch.views import describe_shown, shown_text
-    from provisioner.cli.shared import render
     from provisioner.pipeline.show import show_applied, show_patch
 
     asked = Asked(venv=venv, site_packages=site_packages, package=package, root=root, strip=strip)
@@ -281,8 +295,6 @@ def lint(
 
     Example: [bold]provision patch lint patches/*.patch --against pypi:0.27.1[/bold]
     """
-    from provisioner.cli.patch.views import describe_finding, finding_rows
-    from provisioner.cli.shared import render
     from provisioner.pipeline.lint import lint as lint_patches
 
     asked = Asked(venv=venv, site_packages=site_packages, against=against, package=package, root=root, strip=strip)
@@ -313,8 +325,6 @@ def diff(
 
     Example: [bold]provision patch diff --venv ~/venv > mine.patch[/bold]
     """
-    from provisioner.cli.shared import render
-    from provisioner.patching.diff import print_patch
     from provisioner.pipeline.diff import compare
 
     asked = Asked(venv=venv, site_packages=site_packages, package=package, wheel=wheel)
@@ -331,19 +341,11 @@ def diff(
     return 0
 
 
-def _reading(asked: Asked) -> "Reading":
-    from provisioner.series.files import Reading
-
+def _reading(asked: Asked) -> Reading:
     return Reading(strip=asked.strip, root=asked.root)
 
 
-def _read_series(asked: Asked, tree: "Tree") -> "Series":
-    from provisioner.documents.policy import LeftOut, Omission
-    from provisioner.pipeline.evaluate import cut_against as take_scopes
-    from provisioner.resources import recipe_names
-    from provisioner.series.model import require_left_out
-    from provisioner.series.sources import Wanted, read_series
-
+def _read_series(asked: Asked, tree: Tree) -> Series:
     wanted = Wanted(names=tuple(asked.what or ()), reading=_reading(asked), overlays=tuple(asked.overlay or ()))
     known = recipe_names()
     recipes = {name: _open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")}
@@ -359,7 +361,7 @@ def _read_series(asked: Asked, tree: "Tree") -> "Series":
 
 
 @contextmanager
-def _opened_tree(asked: Asked) -> "Iterator[Tree]":
+def _opened_tree(asked: Asked) -> Iterator[Tree]:
     if asked.against is None:
         yield _open_installed(asked)
         return
@@ -369,10 +371,7 @@ def _opened_tree(asked: Asked) -> "Iterator[Tree]":
         yield tree
 
 
-def _open_installed(asked: Asked) -> "InstalledTree":
-    from provisioner.environment.site import find_site, open_site_packages
-    from provisioner.pipeline.evaluate import InstalledTree
-
+def _open_installed(asked: Asked) -> InstalledTree:
     if (asked.venv is None) == (asked.site_packages is None):
         raise _say_where("name one place" if asked.venv is None else "--venv and --site-packages exclude each other")
     if asked.venv is not None:
@@ -384,26 +383,18 @@ def _open_installed(asked: Asked) -> "InstalledTree":
 
 
 def _say_where(what: str) -> Exception:
-    from provisioner.errors import UsageError
-
     return UsageError(what, hints=("--venv DIR", "--site-packages DIR", "--against pypi:VERSION (to look only)"))
 
 
-def _open_own_wheel(site: "Site", spec: str | None) -> "Wheel":
+def _open_own_wheel(site: Site, spec: str | None) -> Wheel:
     """The wheel that was installed: good to have, and not worth a long wait where there is no network."""
-    from dataclasses import replace
-
-    from provisioner.cli.shared.context import read_context
-    from provisioner.pipeline.shipped import open_shipped
-    from provisioner.wheels.names import spec_of
-
     settings = read_context().settings()
     settings = replace(settings, timeout=min(settings.timeout, 10.0), retries=min(settings.retries, 1))
     return open_shipped(spec or spec_of(site.version), site.distribution, settings).wheel
 
 
 @contextmanager
-def _opened_wheel(spec: str, package: str) -> "Iterator[ShippedTree]":
+def _opened_wheel(spec: str, package: str) -> Iterator[ShippedTree]:
     tree = _open_shipped(spec, package)
     try:
         yield tree
@@ -411,36 +402,24 @@ def _opened_wheel(spec: str, package: str) -> "Iterator[ShippedTree]":
         tree.wheel.close()
 
 
-def _open_shipped(spec: str, package: str) -> "ShippedTree":
-    from provisioner.cli.shared.context import read_context
-    from provisioner.pipeline.shipped import open_shipped
-
+def _open_shipped(spec: str, package: str) -> ShippedTree:
     return open_shipped(spec, package, read_context().settings())
 
 
 def _say_waiting(holder: "Holder | None") -> None:
-    from provisioner.cli.shared import render
-
     render.print_note(f"waiting for {holder or 'another process'}")
 
 
 def _say_recovery(recovery: "Recovery | None") -> None:
-    from provisioner.cli.patch.views import recovery_text
-    from provisioner.cli.shared import render
-
     if recovery is not None:
         render.print_note(recovery_text(recovery))
 
 
-def _open_recipe(name: str) -> "Recipe":
-    from provisioner.cli.shared.catalogue import open_recipe
-
+def _open_recipe(name: str) -> Recipe:
     return open_recipe(name)
 
 
-def _say_forks(recipes: "Iterable[Recipe]") -> None:
-    from provisioner.cli.shared import render
-
+def _say_forks(recipes: Iterable[Recipe]) -> None:
     for recipe in recipes:
         if recipe.fork is not None:
             root = f" --root {recipe.fork.root}" if recipe.fork.root else ""
@@ -450,11 +429,7 @@ def _say_forks(recipes: "Iterable[Recipe]") -> None:
             )
 
 
-def _show_judgement(judgement: "Judgement", asked: Asked, *, as_json: bool) -> None:
-    from provisioner.cli.patch.views import describe_judgement, edit_text, judgement_hints, judgement_rows
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.hints import Given, complete_hint
-
+def _show_judgement(judgement: Judgement, asked: Asked, *, as_json: bool) -> None:
     if as_json:
         render.print_json("patch-check", describe_judgement(judgement))
         return
@@ -468,12 +443,7 @@ def _show_judgement(judgement: "Judgement", asked: Asked, *, as_json: bool) -> N
         render.print_note(f"hint: {complete_hint(hint, given)}")
 
 
-def _show_changes(judgement: "Judgement", files: "tuple[FileOutcome, ...]", *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from provisioner.cli.patch.views import describe_judgement, judgement_rows, outcome_rows
-    from provisioner.cli.shared import render
-
+def _show_changes(judgement: Judgement, files: "tuple[FileOutcome, ...]", *, as_json: bool) -> None:
     if as_json:
         render.print_json("patch-apply", {**describe_judgement(judgement), "files": [asdict(file) for file in files]})
         return

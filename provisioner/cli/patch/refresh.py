@@ -1,15 +1,27 @@
 """``provision patch refresh``."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from provisioner.cli.shared import render
+from provisioner.cli.shared.context import read_context
 from provisioner.counts import count_text
+from provisioner.drift.builds import find_one_build
+from provisioner.errors import ConflictError
+from provisioner.index.source import open_wheel
+from provisioner.patching.diff import print_patch
+from provisioner.resources import patches_folder
+from provisioner.series import refresh as refreshing
+from provisioner.series.recipe import nearest_variant
+from provisioner.series.store import load_series_patch, open_stored_patch
 
 if TYPE_CHECKING:
     from provisioner.porting.refresh import Refresh
     from provisioner.series.refresh import CheckResult
+
 
 WORK_FOLDER = "refresh-{id}-{version}"
 
@@ -28,15 +40,6 @@ def refresh(
 
     Example: [bold]provision patch refresh pr50021-gdn-spec-bounds --onto nightly[/bold]
     """
-    from provisioner.cli.shared.context import read_context
-    from provisioner.drift.builds import find_one_build
-    from provisioner.errors import ConflictError
-    from provisioner.index.source import open_wheel
-    from provisioner.resources import patches_folder
-    from provisioner.series import refresh as refreshing
-    from provisioner.series.recipe import nearest_variant
-    from provisioner.series.store import load_series_patch, open_stored_patch
-
     settings = read_context(index_url).settings()
     stored = open_stored_patch(patches_folder(), patch_id)
     target = find_one_build(onto, settings)
@@ -73,8 +76,6 @@ def refresh(
     if result is not None and stored.check is not None and (result.failed or not result.cases):
         return 1
     if write and proven is not None:
-        from provisioner.cli.shared import render
-
         place = refreshing.write_variant(stored, proven, refreshing.bases_of(found), target.version, variant)
         render.print_note(f"wrote {place}")
         if variant.covers(target.version):
@@ -86,9 +87,6 @@ def refresh(
 
 
 def _show(patch_id: str, version: str, found: "Refresh", result: "CheckResult | None", *, as_json: bool) -> None:
-    from provisioner.cli.shared import render
-    from provisioner.patching.diff import print_patch
-
     if as_json:
         render.print_json("patch-refresh", _describe(patch_id, version, found, result))
         return
@@ -109,10 +107,6 @@ def _show(patch_id: str, version: str, found: "Refresh", result: "CheckResult | 
 
 
 def _describe(patch_id: str, version: str, found: "Refresh", result: "CheckResult | None") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from provisioner.patching.diff import print_patch
-
     return {
         "id": patch_id,
         "onto": version,

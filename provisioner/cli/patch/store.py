@@ -1,13 +1,15 @@
 """``provision patches``."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+import textwrap
+from typing import Annotated, Any
 
 import typer
+from packaging.specifiers import SpecifierSet
 
-if TYPE_CHECKING:
-    from packaging.specifiers import SpecifierSet
-
-    from provisioner.series.store import StoredPatch
+from provisioner.cli.shared import render
+from provisioner.cli.shared.catalogue import all_recipes
+from provisioner.resources import patches_folder
+from provisioner.series.store import StoredPatch, open_stored_patch, read_store
 
 
 def patches(
@@ -18,11 +20,6 @@ def patches(
 
     Example: [bold]provision patches sm80-cpu-repack[/bold]
     """
-    from provisioner.cli.shared import render
-    from provisioner.cli.shared.catalogue import all_recipes
-    from provisioner.resources import patches_folder
-    from provisioner.series.store import open_stored_patch, read_store
-
     folder = patches_folder()
     found = (open_stored_patch(folder, patch_id),) if patch_id else read_store(folder)
     uses = {(use.id, recipe.name): use for recipe in all_recipes() for use in recipe.patches}
@@ -34,7 +31,7 @@ def patches(
     return 0
 
 
-def _describe(patch: "StoredPatch", uses: dict[tuple[str, str], Any]) -> dict[str, Any]:
+def _describe(patch: StoredPatch, uses: dict[tuple[str, str], Any]) -> dict[str, Any]:
     return {
         "id": patch.id,
         "title": patch.title,
@@ -56,14 +53,12 @@ def _describe(patch: "StoredPatch", uses: dict[tuple[str, str], Any]) -> dict[st
     }
 
 
-def _print_range(versions: "SpecifierSet") -> str:
+def _print_range(versions: SpecifierSet) -> str:
     """From the lowest to the highest; a set of specifiers has no order of its own."""
     return ",".join(sorted(map(str, versions), key=lambda text: text.startswith("<")))
 
 
 def _paragraph(row: dict[str, Any]) -> str:
-    import textwrap
-
     versions = ", ".join(f"{variant['versions']} ({variant['file']})" for variant in row["variants"])
     lines = [f"{row['id']}: {row['title']}", f"  versions  {versions}"]
     lines += [f"  upstream  {row['upstream']}"] if row["upstream"] else []

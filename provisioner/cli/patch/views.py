@@ -9,12 +9,13 @@ from provisioner.counts import count_text
 from provisioner.patching.model import FileVerdict, HunkVerdict, PatchVerdict, SeriesVerdict, Verdict
 from provisioner.pipeline.evaluate import ForeignEdit, Judgement
 from provisioner.resources import stored_patch_names
+from provisioner.transaction.transaction import FileOutcome, Recovery, RecoveryKind
 from provisioner.wheels.names import spec_of
 
 if TYPE_CHECKING:
     from provisioner.pipeline.lint import Finding
     from provisioner.pipeline.show import ShownPatch
-    from provisioner.transaction.transaction import FileOutcome, Recovery
+
 
 SHORT_DIGEST = 12
 MOST_LINES = 40
@@ -122,7 +123,7 @@ def _hunk_detail(hunk: HunkVerdict) -> str:
     return f": {', '.join(details)}" if details else ""
 
 
-def outcome_rows(outcomes: "Sequence[FileOutcome]") -> Iterator[tuple[str, str, str]]:
+def outcome_rows(outcomes: Sequence[FileOutcome]) -> Iterator[tuple[str, str, str]]:
     """File, digest before, digest after."""
     for outcome in outcomes:
         after = "permissions" if outcome.before == outcome.after else _short(outcome.after)
@@ -252,10 +253,8 @@ def _is_blind(hunk: HunkVerdict) -> bool:
     return moved or (hunk.verdict is Verdict.AMBIGUOUS and hunk.scope is None)
 
 
-def recovery_text(recovery: "Recovery") -> str:
+def recovery_text(recovery: Recovery) -> str:
     """What was left of an interrupted change, and what was done about it."""
-    from provisioner.transaction.transaction import RecoveryKind
-
     match recovery.kind:
         case RecoveryKind.NOTHING_WRITTEN:
             return "an interrupted change had written nothing; its journal is removed"

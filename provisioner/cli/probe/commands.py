@@ -1,23 +1,24 @@
 """``provision probe``: one command for each probe, ``all`` of them, and ``compare``."""
 
-from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from provisioner.cli.app import exiting, take_signature
 from provisioner.cli.probe.options import Asked, read_text
 from provisioner.cli.probe.run import run_and_print
+from provisioner.cli.probe.tables import print_spread
+from provisioner.cli.shared import render
 from provisioner.counts import count_text
 from provisioner.errors import UsageError
-from provisioner.records import dataclass
 
 if TYPE_CHECKING:
     from provisioner.probes.compare import Comparison
 
+
 Url = Annotated[str, typer.Option("--url", help="Address of the server.", metavar="URL")]
+DirectUrl = Annotated[str, typer.Option("--direct", help="Address of the server.", metavar="URL")]
+BoosterUrl = Annotated[str, typer.Option("--via", help="Address of the booster.", metavar="URL")]
 Model = Annotated[str | None, typer.Option("--model", help="Which of the server's models to ask; default: the first.")]
 KeyFile = Annotated[
     Path | None,
@@ -51,91 +52,134 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the run into thi
 
 DEFAULT_URL: Final = "http://127.0.0.1:8012"
 DEFAULT_CONTEXTS: Final = "6K,20K,40K,80K"
+DEFAULT_STREAMS: Final = "1,2,4,8"
 DEFAULT_TOKENS: Final = 257
 DEFAULT_TIMEOUT: Final = 1800.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeCommand:
-    """The command of one probe: it has the options of all probes in one run that it does not leave out."""
-
-    name: str
-    help: str
-    example: str
-    without: tuple[str, ...]
-
-
-_ALONE = ("via", "streams", "stream_context")
-_OF_DECODING = ("tokens", "workload", "temperature", "method")
-PROBES = (
-    ProbeCommand(
-        name="decode",
-        help="Decode speed and time to first token against context.",
-        example="provision probe decode --url http://127.0.0.1:8012 --context 6K,40K --json > run.json",
-        without=_ALONE,
-    ),
-    ProbeCommand(
-        name="cache-cliff",
-        help="At which sighting of the same document the prefix cache hits.",
-        example="provision probe cache-cliff --context 40K",
-        without=(*_ALONE, *_OF_DECODING),
-    ),
-    ProbeCommand(
-        name="grown-prefix",
-        help="Time of a second turn after zero, one and two re-sends of the first.",
-        example="provision probe grown-prefix --context 40K",
-        without=(*_ALONE, *_OF_DECODING),
-    ),
-    ProbeCommand(
-        name="concurrency",
-        help="Rates and time to first token of several streams at once.",
-        example="provision probe concurrency --streams 1,8",
-        without=("via", "context", "method"),
-    ),
-    ProbeCommand(
-        name="booster-ab",
-        help="Second turns with and without the booster, interleaved.",
-        example="provision probe booster-ab --direct http://127.0.0.1:8012 --via http://127.0.0.1:8013",
-        without=("streams", "stream_context", *_OF_DECODING),
-    ),
-)
-_OF_BOTH_SERVERS = {
-    "url": (Annotated[str, typer.Option("--direct", help="Address of the server.", metavar="URL")], DEFAULT_URL),
-    "via": (
-        Annotated[str, typer.Option("--via", help="Address of the booster.", metavar="URL")],
-        "http://127.0.0.1:8013",
-    ),
-}
-"""A comparison of two addresses names the first otherwise and has a second one by default."""
-
-
 def build_group() -> typer.Typer:
     """The group with its commands."""
-    group = typer.Typer(help="Measure a live server, and compare two measurements.", no_args_is_help=True)
-    for probe in PROBES:
-        group.command(probe.name)(exiting(command_for(probe)))
-    group.command("all")(exiting(measure_all))
-    group.command("compare")(exiting(compare))
+    group = typer.Typer(
+        help="Measure a live server, and compare two measurements.", no_args_is_help=True, add_completion=False
+    )
+    for function in (decode, cache_cliff, grown_prefix, concurrency, booster_ab, compare):
+        group.command(function.__name__.replace("_", "-"))(function)
+    group.command("all")(measure_all)
     return group
 
 
-def command_for(probe: ProbeCommand) -> Callable[..., int]:
-    """The command function of one probe, with the options of ``measure_all`` that are about it."""
+def decode(
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    key_file: KeyFile = None,
+    context: Context = DEFAULT_CONTEXTS,
+    repeats: Repeats = 3,
+    tokens: Tokens = DEFAULT_TOKENS,
+    workload: WorkloadName = "prose",
+    temperature: Temperature = 0.0,
+    method: MethodName = "stream",
+    seed: Seed = None,
+    extra: Extra = "{}",
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    venv: Venv = None,
+    card: Card = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> int:
+    """Decode speed and time to first token against context.
 
-    def command(**options: Any) -> int:
-        return run_and_print((probe.name,), Asked(**options))
+    Example: [bold]provision probe decode --url http://127.0.0.1:8012 --context 6K,40K --json > run.json[/bold]
+    """
+    return run_and_print(("decode",), Asked(**locals()))
 
-    command.__doc__ = f"{probe.help}\n\nExample: [bold]{probe.example}[/bold]"
-    own = _OF_BOTH_SERVERS if probe.name == "booster-ab" else {}
-    take_signature(
-        command,
-        [
-            parameter.replace(annotation=own[name][0], default=own[name][1]) if name in own else parameter
-            for name, parameter in signature(measure_all).parameters.items()
-            if name not in probe.without
-        ],
-    )
-    return command
+
+def cache_cliff(
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    key_file: KeyFile = None,
+    context: Context = DEFAULT_CONTEXTS,
+    repeats: Repeats = 3,
+    seed: Seed = None,
+    extra: Extra = "{}",
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    venv: Venv = None,
+    card: Card = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> int:
+    """At which sighting of the same document the prefix cache hits.
+
+    Example: [bold]provision probe cache-cliff --context 40K[/bold]
+    """
+    return run_and_print(("cache-cliff",), Asked(**locals()))
+
+
+def grown_prefix(
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    key_file: KeyFile = None,
+    context: Context = DEFAULT_CONTEXTS,
+    repeats: Repeats = 3,
+    seed: Seed = None,
+    extra: Extra = "{}",
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    venv: Venv = None,
+    card: Card = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> int:
+    """Time of a second turn after zero, one and two re-sends of the first.
+
+    Example: [bold]provision probe grown-prefix --context 40K[/bold]
+    """
+    return run_and_print(("grown-prefix",), Asked(**locals()))
+
+
+def concurrency(
+    url: Url = DEFAULT_URL,
+    model: Model = None,
+    key_file: KeyFile = None,
+    streams: Streams = DEFAULT_STREAMS,
+    stream_context: StreamContext = "1K",
+    repeats: Repeats = 3,
+    tokens: Tokens = DEFAULT_TOKENS,
+    workload: WorkloadName = "prose",
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    extra: Extra = "{}",
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    venv: Venv = None,
+    card: Card = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> int:
+    """Rates and time to first token of several streams at once.
+
+    Example: [bold]provision probe concurrency --streams 1,8[/bold]
+    """
+    return run_and_print(("concurrency",), Asked(**locals()))
+
+
+def booster_ab(
+    url: DirectUrl = DEFAULT_URL,
+    via: BoosterUrl = "http://127.0.0.1:8013",
+    model: Model = None,
+    key_file: KeyFile = None,
+    context: Context = DEFAULT_CONTEXTS,
+    repeats: Repeats = 3,
+    seed: Seed = None,
+    extra: Extra = "{}",
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    venv: Venv = None,
+    card: Card = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> int:
+    """Second turns with and without the booster, interleaved.
+
+    Example: [bold]provision probe booster-ab --direct http://127.0.0.1:8012 --via http://127.0.0.1:8013[/bold]
+    """
+    return run_and_print(("booster-ab",), Asked(**locals()))
 
 
 def measure_all(
@@ -146,7 +190,7 @@ def measure_all(
     model: Model = None,
     key_file: KeyFile = None,
     context: Context = DEFAULT_CONTEXTS,
-    streams: Streams = "1,2,4,8",
+    streams: Streams = DEFAULT_STREAMS,
     stream_context: StreamContext = "1K",
     repeats: Repeats = 3,
     tokens: Tokens = DEFAULT_TOKENS,
@@ -179,7 +223,6 @@ def compare(
 
     Example: [bold]provision probe compare before.json after.json[/bold]
     """
-    from provisioner.cli.shared import render
     from provisioner.probes.compare import compare_runs, to_json
     from provisioner.probes.record import read_run
 
@@ -200,9 +243,6 @@ def compare(
 
 
 def _print_comparison(comparison: "Comparison") -> None:
-    from provisioner.cli.probe.tables import print_spread
-    from provisioner.cli.shared import render
-
     for difference in comparison.differences:
         render.print_warning(f"the runs differ in {difference.name}: {difference.first} and {difference.second}")
     for count, which in ((len(comparison.only_first), "first"), (len(comparison.only_second), "second")):

@@ -1,16 +1,23 @@
 """What a probe run is asked for: options as they were typed, and what they mean."""
 
+import hashlib
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from provisioner.errors import UsageError
+from provisioner.documents.receipt import FILE_NAME, parse_receipt
+from provisioner.environment.state import state_of
+from provisioner.errors import CardError, UsageError
+from provisioner.loading import load_json
+from provisioner.probes.model import Method, Probe, Provenance, RunSettings, Workload
 from provisioner.records import dataclass
-from provisioner.tables import load_json
+from provisioner.transaction.folders import state_file
 
 if TYPE_CHECKING:
     from provisioner.probes.measure import Targets
-    from provisioner.probes.model import Provenance, RunSettings
+
 
 DEFAULT_TOKENS: Final = 257
 
@@ -68,11 +75,7 @@ def read_key(key_file: Path | None) -> str | None:
     return key
 
 
-def read_settings(names: tuple[str, ...], asked: Asked) -> "RunSettings":
-    import secrets
-
-    from provisioner.probes.model import Method, Probe, RunSettings, Workload
-
+def read_settings(names: tuple[str, ...], asked: Asked) -> RunSettings:
     return RunSettings(
         probes=tuple(Probe(name) for name in names),
         contexts=parse_counts(asked.context, option="--context"),
@@ -118,10 +121,8 @@ def read_extra(text: str) -> dict[str, Any]:
     return extra
 
 
-def find_provenance(asked: Asked) -> "Provenance":
+def find_provenance(asked: Asked) -> Provenance:
     """Recipe and receipt of the environment that was named, and the card, where the server runs on this machine."""
-    from provisioner.probes.model import Provenance
-
     recipe, digest = _read_receipt(asked.venv)
     card, driver = _read_card(asked)
     return Provenance(recipe=recipe, receipt_digest=digest, card=card, driver=driver)
@@ -130,12 +131,6 @@ def find_provenance(asked: Asked) -> "Provenance":
 def _read_receipt(venv: Path | None) -> tuple[str | None, str | None]:
     if venv is None:
         return None, None
-    import hashlib
-
-    from provisioner.documents.receipt import FILE_NAME, parse_receipt
-    from provisioner.environment.state import state_of
-    from provisioner.transaction.folders import state_file
-
     path = state_file(state_of(venv), FILE_NAME)
     text = read_text(path)
     receipt = parse_receipt(text, where=str(path))
@@ -144,9 +139,6 @@ def _read_receipt(venv: Path | None) -> tuple[str | None, str | None]:
 
 def _read_card(asked: Asked) -> tuple[str | None, str | None]:
     """Name and driver of the card. Unless one is named, only the single card of this machine is the server's."""
-    from urllib.parse import urlsplit
-
-    from provisioner.errors import CardError
     from provisioner.gpu.devices import read_inventory, select_card
 
     if asked.card is None and urlsplit(asked.url).hostname not in {"127.0.0.1", "localhost", "::1"}:

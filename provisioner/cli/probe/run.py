@@ -1,11 +1,13 @@
 """Runs probes for the command line: progress, what remains of a run that ends early, and the output."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from provisioner import __version__
 from provisioner.cli.probe.options import (
     Asked,
     find_provenance,
@@ -13,12 +15,16 @@ from provisioner.cli.probe.options import (
     read_settings,
     read_targets,
 )
+from provisioner.cli.probe.tables import describe_run, tables_of
+from provisioner.cli.shared import render
+from provisioner.cli.shared.progress import open_reporter
 from provisioner.errors import InterruptedRunError, ProvisionError, UsageError
+from provisioner.probes.model import Point, ProbeRun, RunSettings, ServerFacts
+from provisioner.probes.record import to_json
 from provisioner.progress import Reporter
 
 if TYPE_CHECKING:
     from provisioner.probes.measure import Targets
-    from provisioner.probes.model import Point, ProbeRun, RunSettings, ServerFacts
 
 
 @dataclass(kw_only=True)
@@ -28,8 +34,8 @@ class _Collector:
     reporter: Reporter
     total: int = 0
     done: int = 0
-    server: "ServerFacts | None" = None
-    points: "list[Point]" = field(default_factory=list)
+    server: ServerFacts | None = None
+    points: list[Point] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def expect(self, requests: int) -> None:
@@ -43,10 +49,10 @@ class _Collector:
         self.done += 1
         self.reporter.amount(self.done, self.total, f"request {self.done} of {self.total}")
 
-    def take_server(self, facts: "ServerFacts") -> None:
+    def take_server(self, facts: ServerFacts) -> None:
         self.server = facts
 
-    def take_points(self, points: "Sequence[Point]") -> None:
+    def take_points(self, points: Sequence[Point]) -> None:
         self.points += points
 
     def take_note(self, note: str) -> None:
@@ -54,8 +60,6 @@ class _Collector:
 
 
 def run_and_print(names: tuple[str, ...], asked: Asked) -> int:
-    from provisioner.cli.shared.progress import open_reporter
-
     targets, settings, extra = read_targets(asked), read_settings(names, asked), read_extra(asked.extra)
     if asked.plot is not None:
         from provisioner.probes.plots import check_plot_path
@@ -68,9 +72,6 @@ def run_and_print(names: tuple[str, ...], asked: Asked) -> int:
         failure = _measure(targets, settings, collector, extra)
     if collector.server is None:
         raise failure or UsageError("nothing was measured")
-    from provisioner import __version__
-    from provisioner.probes.model import ProbeRun
-
     run = ProbeRun(
         tool_version=__version__,
         started=started,
@@ -91,11 +92,9 @@ def run_and_print(names: tuple[str, ...], asked: Asked) -> int:
 
 
 def _measure(
-    targets: "Targets", settings: "RunSettings", collector: _Collector, extra: dict[str, Any]
+    targets: "Targets", settings: RunSettings, collector: _Collector, extra: dict[str, Any]
 ) -> ProvisionError | None:
     """Run the probes; what ended them early comes back, so that the points so far can be handed over first."""
-    import asyncio
-
     from provisioner.probes.measure import run_probes
 
     try:
@@ -109,17 +108,12 @@ def _measure(
 
 def _report_failure(failure: ProvisionError) -> int:
     """Stdout already holds the record with the points so far: the error goes to stderr alone."""
-    from provisioner.cli.shared import render
-
     render.print_error(failure)
     return failure.exit_code
 
 
-def _hand_over(run: "ProbeRun", asked: Asked) -> None:
-    from provisioner.cli.probe.tables import describe_run, tables_of
-    from provisioner.cli.shared import render
+def _hand_over(run: ProbeRun, asked: Asked) -> None:
     from provisioner.probes.plots import draw_plot
-    from provisioner.probes.record import to_json
 
     if asked.as_json and (run.points or run.ended is None):
         render.print_json("probe", to_json(run))

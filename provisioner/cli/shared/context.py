@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioner.documents.recipe import Recipe
+from provisioner.errors import UsageError
 from provisioner.home import Home, find_home
 from provisioner.records import dataclass
 
@@ -110,3 +111,28 @@ class Context:
 def read_context(index_url: str | None = None) -> Context:
     """The context of this process's environment."""
     return Context(home=find_home(os.environ), index_url=index_url)
+
+
+def find_places(
+    recipe: Recipe, context: Context, venv: Path | None, fork_dir: Path | None, *, without_fork: bool
+) -> tuple[Path | None, Path]:
+    """The fork's checkout (None where none is used) and the environment that goes with it.
+
+    Raises UsageError for options that contradict each other or the recipe.
+    """
+    if fork_dir is not None and (without_fork or recipe.fork is None):
+        why = "--without-fork" if without_fork else f"the recipe {recipe.name}"
+        raise UsageError(f"--fork-dir does not go with {why}")
+    if recipe.fork is None or without_fork:
+        return None, venv.expanduser().absolute() if venv else context.home.venv(recipe.name).absolute()
+    if fork_dir is None and venv is not None:
+        fork_dir = venv.expanduser().absolute().parent
+    folder = fork_dir.expanduser().absolute() if fork_dir else context.home.fork(recipe.name)
+    if venv is not None and venv.expanduser().absolute() != folder / "venv":
+        raise UsageError(
+            "the fork's launcher runs the venv of its own checkout and no other",
+            expected=str(folder / "venv"),
+            found=str(venv),
+            hints=("leave --venv out, or serve --without-fork",),
+        )
+    return folder, folder / "venv"
