@@ -12,6 +12,7 @@ from provisioner.bundles.self_wheel import read_own_tool
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import find_recipe_file, open_recipe
 from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.options import AsJson, Bare, IndexUrl, OptionalRecipe
 from provisioner.cli.shared.progress import open_reporter
 from provisioner.counts import count_text
 from provisioner.documents.bundle_manifest import Manifest
@@ -22,16 +23,14 @@ from provisioner.locks.first_use import FirstUse
 
 
 def bundle(
-    recipe: Annotated[
-        str | None, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")
-    ] = None,
+    recipe: OptionalRecipe = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write, such as hynix.tar.")] = None,
     check: Annotated[Path | None, typer.Option(help="Read this bundle from end to end instead; write nothing.")] = None,
     python: Annotated[str | None, typer.Option(help="The target's Python (default: the recipe's own).")] = None,
-    bare: Annotated[bool, typer.Option("--bare", help="The wheel alone, without dependencies.")] = False,
+    bare: Bare = False,
     without_tool: Annotated[bool, typer.Option("--without-tool", help="For hosts that have provision.")] = False,
-    index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    index_url: IndexUrl = None,
+    as_json: AsJson = False,
 ) -> int:
     """Put a recipe's lock, wheels and patches, and provision itself, into one file for hosts without a network.
 

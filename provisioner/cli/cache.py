@@ -5,13 +5,14 @@ import os
 import typer
 
 from provisioner.cli.shared import render
+from provisioner.cli.shared.options import AsJson
 from provisioner.index.cache import clear_cache, summarize_cache
 from provisioner.index.settings import cache_folder
 
 
 def cache(
     clear: bool = typer.Option(False, "--clear", help="Remove everything in it; it fills itself again."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+    as_json: AsJson = False,
 ) -> int:
     """Show what was read of wheels and is kept on disk, or clear it.
 

@@ -13,6 +13,7 @@ from provisioner.cli.shared.catalogue import all_recipes, open_recipe
 from provisioner.cli.shared.context import Context, read_context
 from provisioner.cli.shared.findings import describe_finding, finding_lines
 from provisioner.cli.shared.hints import Given, complete_findings
+from provisioner.cli.shared.options import AsJson, ForkDir, OptionalRecipe, RecipeVenv
 from provisioner.counts import count_text
 from provisioner.doctor.examine import Examination, Target, diagnose
 from provisioner.doctor.readers import JournalUnit, LogFile, LogSource
@@ -22,15 +23,15 @@ from provisioner.errors import UsageError
 
 
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
-    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
-    fork_dir: Annotated[Path | None, typer.Option(help="The fork's checkout (default: the recipe's).")] = None,
+    recipe: OptionalRecipe = None,
+    venv: RecipeVenv = None,
+    fork_dir: ForkDir = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Probe the card: does it still give out memory?")] = False,
     card: Annotated[str | None, typer.Option(help="The card: UUID, PCI address or number in bus order.")] = None,
     log: Annotated[Path | None, typer.Option(help="A server's log to read.")] = None,
     journal: Annotated[bool, typer.Option("--journal", help="Read the log of the recipe's systemd unit.")] = False,
     url: Annotated[list[str] | None, typer.Option(help="A running server to ask for its metrics.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Find out why a server does not do what it should: 0 healthy, 1 findings, 8 the card is missing, lost or wedged.
 

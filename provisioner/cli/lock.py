@@ -9,6 +9,7 @@ import typer
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.cli.shared.context import Context, read_context
+from provisioner.cli.shared.options import AsJson, IndexUrl, RecipeName
 from provisioner.cli.shared.progress import open_reporter
 from provisioner.documents.lock import Lock
 from provisioner.documents.recipe import Build, CommitBuild, Recipe
@@ -23,7 +24,7 @@ from provisioner.series.recipe import open_series, touched_by
 
 
 def lock(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
+    recipe: RecipeName,
     version: Annotated[str | None, typer.Option(help="Lock this release instead of the recipe's build.")] = None,
     commit: Annotated[str | None, typer.Option(help="Lock the build of this commit of vLLM's main.")] = None,
     latest: Annotated[bool, typer.Option("--latest", help="Lock the newest build of the recipe's kind.")] = False,
@@ -32,8 +33,8 @@ def lock(
     write_here: Annotated[bool, typer.Option("--write-here", help="Write into ./lockfiles.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")] = False,
     export_pylock: Annotated[Path | None, typer.Option(help="Write a PEP 751 file instead (it names hosts).")] = None,
-    index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    index_url: IndexUrl = None,
+    as_json: AsJson = False,
 ) -> int:
     """Resolve a recipe's build and write its lock: hashed requirements and what the build is.
 

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-import typer
-
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import all_recipes
+from provisioner.cli.shared.options import AsJson
 from provisioner.documents.recipe import Build, CommitBuild, Recipe
 
 
 def recipes(
-    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+    as_json: AsJson = False,
 ) -> int:
     """List the built-in recipes: card, build, and the policy of each patch.
 

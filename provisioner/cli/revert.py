@@ -1,7 +1,6 @@
 """``provision revert``."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +8,7 @@ import typer
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe, recipe_of
 from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.options import AsJson, RecipeVenv
 from provisioner.counts import count_text
 from provisioner.environment.site import find_site
 from provisioner.environment.state import read_receipt
@@ -21,8 +21,8 @@ def revert(
     recipe: Annotated[
         str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path (default: the venv's own).")
     ] = None,
-    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    venv: RecipeVenv = None,
+    as_json: AsJson = False,
 ) -> int:
     """Restore every patched file to its bytes as shipped and remove what the patches added.
 

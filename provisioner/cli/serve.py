@@ -14,6 +14,18 @@ from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.cli.shared.context import find_places, read_context
 from provisioner.cli.shared.findings import describe_finding, finding_lines
 from provisioner.cli.shared.hints import Given, complete_findings
+from provisioner.cli.shared.options import (
+    Card,
+    ForkDir,
+    Host,
+    KeyFile,
+    Model,
+    Port,
+    RecipeName,
+    RecipeVenv,
+    ServerWords,
+    WithoutFork,
+)
 from provisioner.documents.recipe import Recipe, Serve
 from provisioner.errors import UsageError
 from provisioner.serve.findings import Finding, Severity, Subject, exit_code_of
@@ -24,18 +36,18 @@ from provisioner.serve.start import become_server
 
 
 def serve(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
-    extra: Annotated[list[str] | None, typer.Argument(help="After --: arguments for the server.")] = None,
-    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
-    fork_dir: Annotated[Path | None, typer.Option(help="The fork's checkout (default: the recipe's).")] = None,
-    without_fork: Annotated[bool, typer.Option("--without-fork", help="The environment's own vllm serve.")] = False,
-    model: Annotated[str | None, typer.Option(help="The weights: a folder or a hub's name.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="The card: UUID, PCI address (82:00) or number in bus order.")] = None,
+    recipe: RecipeName,
+    extra: ServerWords = None,
+    venv: RecipeVenv = None,
+    fork_dir: ForkDir = None,
+    without_fork: WithoutFork = False,
+    model: Model = None,
+    gpu: Card = None,
     memory_vendor: Annotated[str | None, typer.Option(help="hynix or samsung, where the guess is wrong.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
+    host: Host = None,
+    port: Port = None,
     env: Annotated[list[str] | None, typer.Option("--env", help="NAME=VALUE for the server.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="A file (mode 0600) with the API key.")] = None,
+    key_file: KeyFile = None,
     generate_key: Annotated[bool, typer.Option("--generate-key", help="Make the key file if it is missing.")] = False,
     probe_card: Annotated[bool, typer.Option("--probe-card", help="Refuse to start on a wedged card.")] = False,
     print_only: Annotated[

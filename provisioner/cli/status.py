@@ -10,18 +10,19 @@ from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe, recipe_of
 from provisioner.cli.shared.context import read_context
 from provisioner.cli.shared.hints import Given, complete_hint
+from provisioner.cli.shared.options import AsJson, OptionalRecipe, RecipeVenv
 from provisioner.environment.integrity import check_files, check_sources
 from provisioner.pipeline.status import Status, read_status
 from provisioner.resources import recipe_names
 
 
 def status(
-    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
-    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
+    recipe: OptionalRecipe = None,
+    venv: RecipeVenv = None,
     rehash: Annotated[
         bool, typer.Option("--rehash", help="Read every file again, the binaries too, whatever was found before.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Say what an environment is and whether its files are still what the receipt says; exit 1 if not.
 

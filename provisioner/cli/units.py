@@ -13,6 +13,18 @@ from provisioner.cli.serve import choose_section
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.cli.shared.context import find_places, read_context
+from provisioner.cli.shared.options import (
+    AsJson,
+    ForkDir,
+    Host,
+    KeyFile,
+    Model,
+    Port,
+    RecipeName,
+    RecipeVenv,
+    ServerWords,
+    WithoutFork,
+)
 from provisioner.documents.recipe import CommitBuild, Recipe
 from provisioner.errors import EnvironmentConflictError, UsageError
 from provisioner.files import write_whole
@@ -22,22 +34,22 @@ _PASSED_ON = ("PROVISION_HOME", "PROVISION_VLLM_INDEX")
 
 
 def units(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
-    extra: Annotated[list[str] | None, typer.Argument(help="After --: arguments for the server.")] = None,
+    recipe: RecipeName,
+    extra: ServerWords = None,
     system: Annotated[bool, typer.Option("--system", help="Units of the system's manager (default: yours).")] = False,
     user: Annotated[str | None, typer.Option(help="With --system: the user that runs them (default: you).")] = None,
-    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
-    fork_dir: Annotated[Path | None, typer.Option(help="The fork's checkout (default: the recipe's).")] = None,
-    without_fork: Annotated[bool, typer.Option("--without-fork", help="The environment's own vllm serve.")] = False,
-    model: Annotated[str | None, typer.Option(help="The weights: a folder or a hub's name.")] = None,
+    venv: RecipeVenv = None,
+    fork_dir: ForkDir = None,
+    without_fork: WithoutFork = False,
+    model: Model = None,
     gpu: Annotated[str | None, typer.Option(help="The card: UUID or PCI address.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.")] = None,
-    key_file: Annotated[Path | None, typer.Option(help="A file (mode 0600) with the API key.")] = None,
+    host: Host = None,
+    port: Port = None,
+    key_file: KeyFile = None,
     booster_port: Annotated[int, typer.Option(min=1, max=65535, help="The booster's port.")] = 8013,
     write: Annotated[bool, typer.Option("--write", help="Write them where systemd looks.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write them into this folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Print or write systemd units: the server, its booster, and a daily drift check.
 

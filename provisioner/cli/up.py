@@ -13,6 +13,7 @@ from packaging.version import Version
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.cli.shared.context import Context, find_places, read_context
+from provisioner.cli.shared.options import AsJson, Bare, Card, IndexUrl, RecipeName, WithoutPatch
 from provisioner.cli.shared.progress import open_reporter
 from provisioner.cli.shared.verdicts import describe_verdict, verdict_rows
 from provisioner.documents.lock import Lock, LockScope
@@ -53,16 +54,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and its f
 Check = Annotated[bool, typer.Option("--check", help="Exit 1 if anything would be done; write nothing.")]
 Reapply = Annotated[bool, typer.Option("--reapply-patches", help="Restore the files as shipped, then apply.")]
 Keep = Annotated[bool, typer.Option("--keep-patches", help="Keep patches of yours that stand beside the recipe's.")]
-WithoutPatch = Annotated[
-    list[str] | None, typer.Option("--without-patch", metavar="ID", help="Leave a patch out; may be repeated.")
-]
 NotAsRecipe = Annotated[
     bool,
     typer.Option("--not-as-recipe", help="Let --without-patch take what the recipe requires; serve then refuses."),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a patch that the build has already.")]
-Bare = Annotated[bool, typer.Option("--bare", help="The wheel alone, without dependencies (for CI and patch work).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 RequireLock = Annotated[bool, typer.Option("--require-lock", help="Refuse to make a lock on the first use.")]
 Rebuild = Annotated[
     bool, typer.Option("--rebuild", help="Replace an environment that holds another build or edited files.")
@@ -72,8 +68,6 @@ Sync = Annotated[
     bool, typer.Option("--sync", help="Bring the packages of an environment that was taken over to the lock's.")
 ]
 Downgrade = Annotated[bool, typer.Option("--downgrade", help="Let --rebuild replace it by an older build.")]
-IndexUrl = Annotated[str | None, typer.Option("--index-url", help="A mirror of the vLLM wheel index.")]
-Gpu = Annotated[str | None, typer.Option(help="The card to check on: UUID, PCI address or number in bus order.")]
 FromBundle = Annotated[Path | None, typer.Option(help="A file of provision bundle; no index is asked.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Leave out the check on the card; the receipt says so.")]
 
@@ -140,7 +134,7 @@ class UpOptions:
 
 
 def up(
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")],
+    recipe: RecipeName,
     venv: Venv = None,
     python: Python = None,
     dry_run: DryRun = False,
@@ -158,7 +152,7 @@ def up(
     sync: Sync = False,
     index_url: IndexUrl = None,
     as_json: AsJson = False,
-    gpu: Gpu = None,
+    gpu: Card = None,
     no_verify: NoVerify = False,
     from_bundle: FromBundle = None,
     fork_dir: ForkDir = None,

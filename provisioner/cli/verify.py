@@ -9,6 +9,7 @@ import typer
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.options import AsJson, Card, OptionalRecipe, RecipeVenv
 from provisioner.cli.shared.progress import open_reporter
 from provisioner.documents.recipe import Recipe
 from provisioner.environment.site import find_site
@@ -22,16 +23,16 @@ from provisioner.resources import recipe_names
 
 
 def verify(
-    recipe: Annotated[str | None, typer.Argument(help="A built-in recipe's name, or a recipe file's path.")] = None,
-    venv: Annotated[Path | None, typer.Option(help="The environment's folder (default: the recipe's).")] = None,
-    gpu: Annotated[str | None, typer.Option(help="The card: UUID, PCI address (82:00) or number in bus order.")] = None,
+    recipe: OptionalRecipe = None,
+    venv: RecipeVenv = None,
+    gpu: Card = None,
     quick: Annotated[bool, typer.Option("--quick", help="Some twenty seconds; this is the default.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Minutes: every shape, one above 2 GiB, all memory.")] = False,
     occupancy: Annotated[
         str | None, typer.Option(help="How full the card is made: 27GiB, or 95% of what is free.")
     ] = None,
     model: Annotated[Path | None, typer.Option(help="Compare the weights in this folder, layer by layer.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
     report: Annotated[Path | None, typer.Option(help="Also write the report here: JSON, or Markdown for .md.")] = None,
 ) -> int:
     """Prove on the card that will serve that compiled repack, CPU repack and reference give the same bits.

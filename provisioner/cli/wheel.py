@@ -13,6 +13,7 @@ from packaging.version import Version
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.options import AsJson, CutAgainst, IndexUrl, OptionalRecipe, Overlay, Package, Root, Strip
 from provisioner.cli.shared.progress import open_reporter
 from provisioner.counts import count_text
 from provisioner.documents.lock import LockScope
@@ -53,33 +54,27 @@ class _Wanted:
 
 
 def wheel(
-    recipe: Annotated[
-        str | None, typer.Argument(help="A built-in recipe's name, or the path of a recipe file.")
-    ] = None,
+    recipe: OptionalRecipe = None,
     patches: Annotated[
         list[str] | None,
         typer.Option(help="Patches that come before the recipe's: ids, files or folders.", metavar="ID|FILE|DIR"),
     ] = None,
-    root: Annotated[str, typer.Option(help="What paths in those patches are relative to, such as vllm.")] = "",
-    strip: Annotated[int | None, typer.Option(min=0, help="How many leading folders of their paths to drop.")] = None,
-    cut_against: Annotated[
-        str | None, typer.Option(help="The release, or wheel, that those patches were cut against.", metavar="VERSION")
-    ] = None,
-    overlay: Annotated[
-        list[Path] | None, typer.Option(help="A folder of new files, under --root.", metavar="DIR")
-    ] = None,
+    root: Root = "",
+    strip: Strip = None,
+    cut_against: CutAgainst = None,
+    overlay: Overlay = None,
     against: Annotated[
         str | None,
         typer.Option(help="The build to patch: pypi:VERSION, commit:SHA or a wheel (default: the recipe's lock)."),
     ] = None,
-    package: Annotated[str, typer.Option(help="The distribution whose files are patched.")] = "vllm",
+    package: Package = "vllm",
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the wheel.", metavar="DIR")] = Path(),
     verify: Annotated[Path | None, typer.Option(help="Make nothing: prove this patched wheel.", metavar="FILE")] = None,
     origin: Annotated[
         Path | None, typer.Option(help="With --verify: the wheel it was made from, to prove the rest.", metavar="WHEEL")
     ] = None,
-    index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    index_url: IndexUrl = None,
+    as_json: AsJson = False,
 ) -> int:
     """Make one wheel of a build and a series of patches, which says what is in it; or verify one.
 

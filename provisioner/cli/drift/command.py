@@ -14,6 +14,7 @@ from packaging.version import Version
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import all_recipes, open_recipe
 from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.options import CutAgainst, IndexUrl, Root, Strip
 from provisioner.cli.shared.progress import open_reporter
 from provisioner.counts import count_text
 from provisioner.documents.recipe import Recipe
@@ -69,11 +70,9 @@ def drift(
         list[Path] | None,
         typer.Option(help="Patches of your own: a file, or a folder in its order.", metavar="DIR|FILE"),
     ] = None,
-    root: Annotated[str, typer.Option(help="What paths in those patches are relative to, such as vllm.")] = "",
-    strip: Annotated[int | None, typer.Option(help="How many leading folders of their paths to drop.")] = None,
-    cut_against: Annotated[
-        str | None, typer.Option(help="The release that those patches were cut against.", metavar="VERSION")
-    ] = None,
+    root: Root = "",
+    strip: Strip = None,
+    cut_against: CutAgainst = None,
     last: Annotated[int | None, typer.Option(min=1, help="Only the newest N builds.")] = None,
     bisect: Annotated[
         tuple[str, str] | None,
@@ -97,7 +96,7 @@ def drift(
     ] = None,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMS)}.")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this file.")] = None,
-    index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
+    index_url: IndexUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> int:
     """Judge patches on builds that nobody has installed yet; exit 1 where a required patch does not hold.

@@ -24,6 +24,7 @@ from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import open_recipe
 from provisioner.cli.shared.context import read_context
 from provisioner.cli.shared.hints import Given, complete_hint
+from provisioner.cli.shared.options import AsJson, CutAgainst, Overlay, Package, Root, Strip, WithoutPatch
 from provisioner.documents.policy import LeftOut, Omission
 from provisioner.documents.recipe import Recipe
 from provisioner.environment.site import Site, find_site, open_site_packages
@@ -63,30 +64,14 @@ Against = Annotated[
     str | None,
     typer.Option("--against", metavar="SPEC", help="A wheel that is not installed: a file, or pypi:VERSION."),
 ]
-Package = Annotated[str, typer.Option("--package", metavar="NAME", help="The distribution whose files are patched.")]
 WheelSpec = Annotated[
     str | None,
     typer.Option("--wheel", metavar="SPEC", help="Where files as shipped are read (default: the installed version)."),
 ]
-Root = Annotated[str, typer.Option("--root", metavar="DIR", help="What paths in patch files are relative to.")]
-Strip = Annotated[
-    int | None, typer.Option("--strip", metavar="N", min=0, help="Leading parts to take off paths in patch files.")
-]
-CutAgainst = Annotated[
-    str | None,
-    typer.Option("--cut-against", metavar="VERSION", help="The release, or wheel, that patch files were cut against."),
-]
-Overlay = Annotated[
-    list[Path] | None, typer.Option("--overlay", metavar="DIR", help="A folder of new files, under --root.")
-]
 Reset = Annotated[
     bool, typer.Option("--reset", help="First restore the files as shipped that hold foreign or stale bytes.")
 ]
-WithoutPatch = Annotated[
-    list[str] | None, typer.Option("--without-patch", metavar="ID", help="Leave a patch out; may be repeated.")
-]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse a patch that the build has already (exit 5).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import typer
 
 from provisioner.cli.shared import render
 from provisioner.cli.shared.context import read_context
+from provisioner.cli.shared.options import AsJson, IndexUrl
 from provisioner.counts import count_text
 from provisioner.drift.builds import find_one_build
 from provisioner.errors import ConflictError
@@ -33,8 +34,8 @@ def refresh(
     acknowledge: Annotated[bool, typer.Option("--acknowledge", help="Accept that hunks are lost or altered.")] = False,
     go_on: Annotated[bool, typer.Option("--continue", help="Finish from the work folder of a conflict.")] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="Leave the patch's behaviour check out.")] = False,
-    index_url: Annotated[str | None, typer.Option(help="A mirror of the vLLM wheel index.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    index_url: IndexUrl = None,
+    as_json: AsJson = False,
 ) -> int:
     """Carry a patch to another build by a three-way merge, exact afterwards, with its behaviour checked again.
 

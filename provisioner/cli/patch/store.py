@@ -8,13 +8,14 @@ from packaging.specifiers import SpecifierSet
 
 from provisioner.cli.shared import render
 from provisioner.cli.shared.catalogue import all_recipes
+from provisioner.cli.shared.options import AsJson
 from provisioner.resources import patches_folder
 from provisioner.series.store import StoredPatch, open_stored_patch, read_store
 
 
 def patches(
     patch_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Tell about this patch alone.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """List the patches that travel with the tool: what each mends, for which versions, and who requires it.
 

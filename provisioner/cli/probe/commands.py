@@ -9,6 +9,7 @@ from provisioner.cli.probe.options import Asked, read_text
 from provisioner.cli.probe.run import run_and_print
 from provisioner.cli.probe.tables import print_spread
 from provisioner.cli.shared import render
+from provisioner.cli.shared.options import AsJson
 from provisioner.counts import count_text
 from provisioner.errors import UsageError
 
@@ -47,7 +48,7 @@ Venv = Annotated[
     Path | None, typer.Option("--venv", help="Environment that the server runs in, for recipe and receipt.")
 ]
 Card = Annotated[str | None, typer.Option("--card", help="Card that the server runs on: index, PCI address or UUID.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the run into this .svg or .png file.")]
 
 DEFAULT_URL: Final = "http://127.0.0.1:8012"
@@ -83,7 +84,7 @@ def decode(
     timeout: Timeout = DEFAULT_TIMEOUT,
     venv: Venv = None,
     card: Card = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> int:
     """Decode speed and time to first token against context.
@@ -104,7 +105,7 @@ def cache_cliff(
     timeout: Timeout = DEFAULT_TIMEOUT,
     venv: Venv = None,
     card: Card = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> int:
     """At which sighting of the same document the prefix cache hits.
@@ -125,7 +126,7 @@ def grown_prefix(
     timeout: Timeout = DEFAULT_TIMEOUT,
     venv: Venv = None,
     card: Card = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> int:
     """Time of a second turn after zero, one and two re-sends of the first.
@@ -150,7 +151,7 @@ def concurrency(
     timeout: Timeout = DEFAULT_TIMEOUT,
     venv: Venv = None,
     card: Card = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> int:
     """Rates and time to first token of several streams at once.
@@ -172,7 +173,7 @@ def booster_ab(
     timeout: Timeout = DEFAULT_TIMEOUT,
     venv: Venv = None,
     card: Card = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> int:
     """Second turns with and without the booster, interleaved.
@@ -202,7 +203,7 @@ def measure_all(
     timeout: Timeout = DEFAULT_TIMEOUT,
     venv: Venv = None,
     card: Card = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> int:
     """Every probe in one run; the booster's too, if --via says where one listens.
@@ -217,7 +218,7 @@ def measure_all(
 def compare(
     first: Annotated[Path, typer.Argument(help="Record of a run, as --json printed it.")],
     second: Annotated[Path, typer.Argument(help="Record of the run to compare with it.")],
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> int:
     """Two runs side by side: ratios, and which differences exceed the spread.
 
