@@ -1,11 +1,11 @@
 """Strict reading of tables: every key is asked for by name and type; a key that nobody asked for is an error. Pure."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from provisioner.errors import InvalidInputError
 from provisioner.loading import load_json
+from provisioner.nearest import near_names, nearest_name
 
 T = TypeVar("T")
 
@@ -63,8 +63,8 @@ class Table:
 
     def _misspelt(self, key: str) -> tuple[str, ...]:
         """A hint at the key that stands there and may be meant."""
-        near = difflib.get_close_matches(key, set(self._values) - self._known, n=1)
-        return (f"{near[0]!r} stands there; did you mean {key!r}?",) if near else ()
+        near = nearest_name(key, set(self._values) - self._known)
+        return () if near is None else (f"{near!r} stands there; did you mean {key!r}?",)
 
     def take_or(self, key: str, kind: type[T], default: T) -> T:
         """The value of ``key``, or ``default`` where the key is absent."""
@@ -95,8 +95,7 @@ class Table:
     def close(self) -> None:
         """Refuse any key that was not asked for."""
         for key in self._values:
-            near = difflib.get_close_matches(key, self._known, n=1)
-            hints = (f"did you mean {near[0]!r}?",) if near else (f"known keys: {', '.join(sorted(self._known))}",)
+            hints = near_names(key, self._known) or (f"known keys: {', '.join(sorted(self._known))}",)
             raise self._error(f"unknown key {key!r}", where=self.address(key), hints=hints)
 
     def _table(self, key: str, values: Mapping[str, Any]) -> "Table":

@@ -186,8 +186,9 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        self._recipes = recipe_names()
         # In typer's own order, which has groups after commands.
-        rows = [(name, _recipe_help(name), "Recipes") for name in recipe_names()]
+        rows = [(name, _recipe_help(name), "Recipes") for name in self._recipes]
         rows += [(entry.name, entry.summary, entry.panel) for entry in sorted(ENTRIES, key=lambda entry: entry.group)]
         for name, summary, panel in rows:
             self.add_command(TyperCommand(name, help=summary, rich_help_panel=panel))
@@ -195,7 +196,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that ``args`` begin with, and the words after it; typer's UsageError for an unknown one."""
         name, listed, rest = super().resolve_command(ctx, args)
-        if name in recipe_names():
+        if name in self._recipes:
             return "up", load_command("up"), args
         return name, listed and load_command(str(name)), rest
 

@@ -1,8 +1,6 @@
 """``provision wheel``."""
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -20,13 +18,11 @@ from provisioner.documents.lock import LockScope
 from provisioner.documents.patched_wheel import PatchedWheel
 from provisioner.documents.recipe import Recipe
 from provisioner.errors import UsageError
-from provisioner.index.lazy import Wheel
 from provisioner.locks.first_use import FirstUse
 from provisioner.locks.wheel import fetch_locked_wheel
 from provisioner.patched_wheel.build import BuiltWheel, WheelRequest, build_wheel
 from provisioner.patched_wheel.verify import VerifiedWheel, verify_wheel
-from provisioner.pipeline.evaluate import cut_against
-from provisioner.pipeline.shipped import fetch_shipped, open_shipped
+from provisioner.pipeline.shipped import cut_against_release, fetch_shipped
 from provisioner.progress import Reporter
 from provisioner.records import dataclass
 from provisioner.series.files import Reading
@@ -126,18 +122,7 @@ def _read_series(wanted: _Wanted, recipe: Recipe | None, version: str) -> Series
     series = read_series(named, Version(version), {recipe.name: recipe} if recipe else None)
     if wanted.cut_against is None:
         return series
-    with _opened_release(wanted.cut_against, wanted) as base:
-        return cut_against(series, base)
-
-
-@contextmanager
-def _opened_release(version: str, wanted: _Wanted) -> Iterator[Wheel]:
-    spec = version if version.endswith(".whl") else f"pypi:{version}"
-    opened = open_shipped(spec, wanted.package, read_context(wanted.index_url).settings()).wheel
-    try:
-        yield opened
-    finally:
-        opened.close()
+    return cut_against_release(series, wanted.cut_against, wanted.package, read_context(wanted.index_url).settings())
 
 
 def _verify(path: Path, origin: Path | None, *, as_json: bool) -> int:

@@ -7,6 +7,7 @@ server was ready did not stop it. A line is evidence by its number, shortened, a
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import assert_never
 
 from provisioner.counts import count_text
@@ -49,7 +50,7 @@ def judge_log(log: Condensed, *, running: Collection[int] = ()) -> tuple[Finding
     ``running`` are the processes of the servers that run: the log of one of them has not ended.
     """
     run = Run(lines=[item.line for item in log.kept], numbers=[item.number for item in log.kept], last=log.last)
-    failure = find_failure(run.lines, run.ready_at())
+    failure = find_failure(run.lines, run.ready_at)
     shown = [(symptom, found) for symptom in SYMPTOMS if (found := _lines_of(symptom, run, failure))]
     explained = failure is not None and any(index >= failure.first for _, found in shown for index in found)
     return (
@@ -71,6 +72,7 @@ class Run:
     numbers: Sequence[int]
     last: Sequence[NumberedLine]
 
+    @cached_property
     def ready_at(self) -> int:
         """Index of the line at which requests can come; the length of the run where it never got there."""
         return self.first(_READY, len(self.lines))
@@ -93,7 +95,7 @@ def shorten(line: str) -> str:
 
 def _window(phase: Phase, run: Run) -> range:
     """Where a symptom of ``phase`` counts: of a run that served, only what came after."""
-    ready = run.ready_at()
+    ready = run.ready_at
     if ready < len(run.lines) and phase not in {Phase.SERVING, Phase.ANY}:
         return range(0)
     match phase:
@@ -141,7 +143,7 @@ def _describe(symptom: Symptom, found: Sequence[int], run: Run) -> Finding:
 
 
 def _describe_failure(failure: Failure, run: Run) -> Iterator[Finding]:
-    when = "after" if run.ready_at() < len(run.lines) else "before"
+    when = "after" if run.ready_at < len(run.lines) else "before"
     cause = [
         f"line {run.numbers[index]}: {shorten(run.lines[index].text)}"
         for index in (failure.root, failure.frame)
@@ -160,7 +162,7 @@ def _describe_failure(failure: Failure, run: Run) -> Iterator[Finding]:
 def _find_sudden_end(run: Run, log: Condensed) -> Iterator[Finding]:
     """A log that just stops is no healthy one, whatever stopped its server."""
     if log.is_ready:
-        if find_stop(run.lines, run.ready_at()) is not None:
+        if find_stop(run.lines, run.ready_at) is not None:
             return
         yield Finding(
             id="ended-while-serving",

@@ -18,6 +18,7 @@ from packaging.version import Version
 from provisioner.digests import Digest
 from provisioner.errors import InvalidInputError
 from provisioner.loading import load_json, load_toml
+from provisioner.nearest import near_names
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,10 +78,11 @@ def convert(
 ) -> _D:
     """The document that plain values are. ``native``: types that the values hold as such and not as text."""
     tag = kind.__struct_config__.tag if issubclass(kind, msgspec.Struct) else None
-    if tag is not None and isinstance(values, dict) and "schema" not in values:
-        raise error("a required key is missing", where=f"{where}: schema")
-    if tag is not None and isinstance(values, dict) and values["schema"] != tag:
-        raise error("unknown schema", where=f"{where}: schema", expected=str(tag), found=str(values["schema"]))
+    if tag is not None and isinstance(values, dict):
+        if "schema" not in values:
+            raise error("a required key is missing", where=f"{where}: schema")
+        if values["schema"] != tag:
+            raise error("unknown schema", where=f"{where}: schema", expected=str(tag), found=str(values["schema"]))
     try:
         return msgspec.convert(values, kind, dec_hook=_from_text, builtin_types=native)
     except msgspec.ValidationError as cause:
@@ -116,7 +118,9 @@ class _Failure:
     def tell(self, values: Any, kind: Any) -> NoReturn:
         path, kind, value = _follow(_STEP.findall(self._path), values, kind)
         if unknown := _UNKNOWN.fullmatch(self._what):
-            raise self._make(f"unknown key {unknown[1]!r}", path, unknown[1], hints=_near(unknown[1], _fields(kind)))
+            known = _fields(kind)
+            hints = near_names(unknown[1], known) or (f"known keys: {', '.join(sorted(known))}",)
+            raise self._make(f"unknown key {unknown[1]!r}", path, unknown[1], hints=hints)
         if missing := _MISSING.fullmatch(self._what):
             raise self._make("a required key is missing", path, missing[1])
         if wrong := _WRONG_TYPE.fullmatch(self._what):
@@ -166,13 +170,6 @@ def _is_valid(value: Any, kind: Any) -> bool:
 def _fields(kind: Any) -> Mapping[str, Any]:
     """The type of each key of a table."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(_bare(kind))}
-
-
-def _near(name: str, known: Mapping[str, Any]) -> tuple[str, ...]:
-    import difflib  # only errors need it
-
-    near = difflib.get_close_matches(name, known, n=1)
-    return (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}",)
 
 
 def _without_none(kind: Any) -> Any:

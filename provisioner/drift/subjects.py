@@ -11,11 +11,12 @@ from provisioner.documents.recipe import Recipe
 from provisioner.drift.scan import Subject
 from provisioner.errors import UsageError
 from provisioner.index.lazy import Wheel
+from provisioner.nearest import near_names
 from provisioner.pipeline.evaluate import cut_against
 from provisioner.resources import patches_folder, stored_patch_names
 from provisioner.series.checkout import Checkout
 from provisioner.series.fork import with_fork
-from provisioner.series.model import NamedPatch, Series, near_names
+from provisioner.series.model import NamedPatch, Series
 from provisioner.series.recipe import OpenStore
 
 

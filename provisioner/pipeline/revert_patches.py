@@ -10,6 +10,7 @@ from provisioner.documents.receipt import AppliedPatch
 from provisioner.environment.site import Site
 from provisioner.environment.state import read_receipt, recover_site
 from provisioner.errors import ConflictError, ForeignBytesError, UsageError
+from provisioner.nearest import near_names
 from provisioner.patching.model import PatchVerdict, Verdict
 from provisioner.patching.plan import plan_revert, plan_without
 from provisioner.patching.steps import FileStep
@@ -22,7 +23,7 @@ from provisioner.pipeline.evaluate import (
     with_applied,
 )
 from provisioner.resources import stored_patch_names
-from provisioner.series.model import Series, near_names
+from provisioner.series.model import Series
 from provisioner.transaction.lockfile import Holder, hold_environment
 from provisioner.transaction.transaction import FileOutcome, Recovery, execute, is_interrupted
 from provisioner.wheels.record import Record

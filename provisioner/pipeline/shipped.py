@@ -1,6 +1,7 @@
 """A wheel that is not installed, as a tree of files: a file on disk, or a build on the user's index."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -18,8 +19,9 @@ from provisioner.index.source import (
     parse_spec,
 )
 from provisioner.index.transport import Transport
-from provisioner.pipeline.evaluate import ShippedTree
+from provisioner.pipeline.evaluate import ShippedTree, cut_against
 from provisioner.progress import Reporter
+from provisioner.series.model import Series
 from provisioner.wheels.names import Candidate, Target, parse_wheel_name, sift
 
 
@@ -44,6 +46,13 @@ def open_shipped(spec: str, distribution: str, settings: IndexSettings) -> Shipp
             hints=(f"--package {name.project}",),
         )
     return ShippedTree(distribution=distribution, version=name.version, wheel=wheel)
+
+
+def cut_against_release(series: Series, release: str, distribution: str, settings: IndexSettings) -> Series:
+    """As :func:`cut_against`; ``release`` is a version, or the path of a .whl file. Raises as :func:`open_shipped`."""
+    spec = release if release.endswith(".whl") else f"pypi:{release}"
+    with closing(open_shipped(spec, distribution, settings).wheel) as wheel:
+        return cut_against(series, wheel)
 
 
 def _open_file(path: Path) -> Wheel:

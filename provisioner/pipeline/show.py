@@ -7,12 +7,12 @@ from packaging.version import InvalidVersion, Version
 
 from provisioner.environment.site import Site
 from provisioner.errors import NoSuchBuildError, UsageError
+from provisioner.nearest import near_names
 from provisioner.patching.diff import manifest_of, print_patch
 from provisioner.patching.model import Manifest
 from provisioner.pipeline.evaluate import applied_series
 from provisioner.resources import patches_folder
 from provisioner.series.files import Reading, read_patch_file
-from provisioner.series.model import near_names
 from provisioner.series.store import PATCH_FILE, PatchVariant, StoredPatch, open_stored_patch, read_stored_patch
 
 

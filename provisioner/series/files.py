@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from provisioner.digests import digest_of
 from provisioner.errors import InvalidPatchError, UsageError
+from provisioner.nearest import nearest_name
 from provisioner.patching.compare import change_between
 from provisioner.patching.diff import parse_patch, print_patch
 from provisioner.patching.model import Create, Patch, SeriesPatch
@@ -76,12 +77,10 @@ def read_patch_file(path: Path, reading: Reading) -> Patch:
 
 def _look_beside(path: Path) -> tuple[str, ...]:
     """The file of nearly this name, and the command that shows what there is."""
-    import difflib
-
     folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-    near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
+    near = nearest_name(path.name, (entry.name for entry in folder.iterdir()))
     shown = f"ls {shlex.quote(str(folder))}"
-    return (f"did you mean {path.parent / near[0]}?", shown) if near and folder == path.absolute().parent else (shown,)
+    return (f"did you mean {path.parent / near}?", shown) if near and folder == path.absolute().parent else (shown,)
 
 
 def read_overlay(folder: Path, reading: Reading) -> SeriesPatch:

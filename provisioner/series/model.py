@@ -6,6 +6,7 @@ from dataclasses import field, replace
 from provisioner.counts import count_text
 from provisioner.documents.policy import LeftOut, PatchPolicy
 from provisioner.errors import ConflictError, InvalidPatchError, UsageError
+from provisioner.nearest import near_names
 from provisioner.patching.diff import print_patch
 from provisioner.patching.model import FileFacts, PatchVerdict, SeriesPatch, SeriesVerdict, Verdict
 from provisioner.patching.series import judge_series
@@ -82,14 +83,6 @@ def require_left_out(series: Series, ids: Iterable[str]) -> None:
             where="--without-patch",
             hints=near_names(wrong, known),
         )
-
-
-def near_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
-    """A hint with the known name that is nearest to ``name``; none where none is near."""
-    import difflib
-
-    near = difflib.get_close_matches(name, tuple(known), n=1)
-    return (f"did you mean {near[0]!r}?",) if near else ()
 
 
 def judge_by_policy(series: Series, facts: Mapping[str, FileFacts], record: Record | None) -> SeriesVerdict:

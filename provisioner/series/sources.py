@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from provisioner.errors import UsageError
+from provisioner.nearest import near_names
 from provisioner.patching.model import SeriesPatch
 from provisioner.records import dataclass
 from provisioner.resources import is_stored_patch, patches_folder, recipe_names, stored_patch_names
 from provisioner.series.files import SUFFIXES, Reading, name_apart, read_overlay, read_patch_file, read_stack
-from provisioner.series.model import NamedPatch, Series, near_names
+from provisioner.series.model import NamedPatch, Series
 
 if TYPE_CHECKING:
     from provisioner.documents.recipe import Recipe

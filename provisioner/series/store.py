@@ -18,6 +18,7 @@ from provisioner.counts import count_text
 from provisioner.digests import Digest, digest_of
 from provisioner.errors import InvalidPatchError, UsageError
 from provisioner.loading import load_toml
+from provisioner.nearest import near_names
 from provisioner.patching.diff import manifest_of, parse_patch
 from provisioner.patching.model import Cut, FileManifest, Manifest, Patch, SeriesPatch
 from provisioner.records import dataclass
@@ -94,11 +95,8 @@ def open_stored_patch(store: Path, patch_id: str) -> StoredPatch:
     """
     known = stored_ids(store)
     if patch_id not in known:
-        import difflib
-
-        near = difflib.get_close_matches(patch_id, known, n=1)
-        hints = (f"did you mean {near[0]!r}?",) if near else ()
-        raise UsageError(f"no patch is called {patch_id!r}", where=str(store), hints=(*hints, "provision patches"))
+        hints = (*near_names(patch_id, known), "provision patches")
+        raise UsageError(f"no patch is called {patch_id!r}", where=str(store), hints=hints)
     return read_stored_patch(store / patch_id)
 
 

@@ -1,7 +1,7 @@
 """``provision patch``: judge patches on a tree of files, apply them, take them back, look at them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,9 +31,8 @@ from provisioner.environment.site import Site, find_site, open_site_packages
 from provisioner.errors import UsageError
 from provisioner.index.lazy import Wheel
 from provisioner.patching.diff import print_patch
-from provisioner.pipeline.evaluate import InstalledTree, Judgement, ShippedTree, Tree, judge
-from provisioner.pipeline.evaluate import cut_against as take_scopes
-from provisioner.pipeline.shipped import open_shipped
+from provisioner.pipeline.evaluate import InstalledTree, Judgement, Tree, judge
+from provisioner.pipeline.shipped import cut_against_release, open_shipped
 from provisioner.records import dataclass
 from provisioner.resources import recipe_names
 from provisioner.series.files import Reading
@@ -333,16 +332,14 @@ def _reading(asked: Asked) -> Reading:
 def _read_series(asked: Asked, tree: Tree) -> Series:
     wanted = Wanted(names=tuple(asked.what or ()), reading=_reading(asked), overlays=tuple(asked.overlay or ()))
     known = recipe_names()
-    recipes = {name: _open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")}
+    recipes = {name: open_recipe(name) for name in wanted.names if name in known or name.endswith(".toml")}
     _say_forks(recipes.values())
     left_out = [LeftOut(id=patch_id, omission=Omission.ASKED) for patch_id in asked.without or ()]
     series = read_series(wanted, tree.version, recipes).without(left_out)
     require_left_out(series, asked.without or ())
     if asked.cut_against is None:
         return series
-    spec = asked.cut_against if asked.cut_against.endswith(".whl") else f"pypi:{asked.cut_against}"
-    with _opened_wheel(spec, tree.distribution) as shipped:
-        return take_scopes(series, shipped.wheel)
+    return cut_against_release(series, asked.cut_against, tree.distribution, read_context().settings())
 
 
 @contextmanager
@@ -352,7 +349,8 @@ def _opened_tree(asked: Asked) -> Iterator[Tree]:
         return
     if asked.venv or asked.site_packages:
         raise _say_where("--venv, --site-packages and --against exclude each other")
-    with _opened_wheel(asked.against, asked.package) as tree:
+    tree = open_shipped(asked.against, asked.package, read_context().settings())
+    with closing(tree.wheel):
         yield tree
 
 
@@ -378,19 +376,6 @@ def _open_own_wheel(site: Site, spec: str | None) -> Wheel:
     return open_shipped(spec or spec_of(site.version), site.distribution, settings).wheel
 
 
-@contextmanager
-def _opened_wheel(spec: str, package: str) -> Iterator[ShippedTree]:
-    tree = _open_shipped(spec, package)
-    try:
-        yield tree
-    finally:
-        tree.wheel.close()
-
-
-def _open_shipped(spec: str, package: str) -> ShippedTree:
-    return open_shipped(spec, package, read_context().settings())
-
-
 def _say_waiting(holder: "Holder | None") -> None:
     render.print_note(f"waiting for {holder or 'another process'}")
 
@@ -398,10 +383,6 @@ def _say_waiting(holder: "Holder | None") -> None:
 def _say_recovery(recovery: "Recovery | None") -> None:
     if recovery is not None:
         render.print_note(recovery_text(recovery))
-
-
-def _open_recipe(name: str) -> Recipe:
-    return open_recipe(name)
 
 
 def _say_forks(recipes: Iterable[Recipe]) -> None:

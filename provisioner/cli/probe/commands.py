@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from provisioner.cli.probe.options import Asked, read_text
+from provisioner.cli.probe.options import DEFAULT_TOKENS, Asked, read_text
 from provisioner.cli.probe.run import run_and_print
 from provisioner.cli.probe.tables import print_spread
 from provisioner.cli.shared import render
@@ -54,7 +54,6 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the run into thi
 DEFAULT_URL: Final = "http://127.0.0.1:8012"
 DEFAULT_CONTEXTS: Final = "6K,20K,40K,80K"
 DEFAULT_STREAMS: Final = "1,2,4,8"
-DEFAULT_TOKENS: Final = 257
 DEFAULT_TIMEOUT: Final = 1800.0
 
 

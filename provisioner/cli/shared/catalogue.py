@@ -5,6 +5,7 @@ from pathlib import Path
 
 from provisioner.documents.recipe import Recipe, parse_recipe
 from provisioner.errors import InvalidRecipeError, UsageError
+from provisioner.nearest import near_names
 from provisioner.resources import recipe_names, recipes_folder
 
 
@@ -69,7 +70,5 @@ def _read(path: Path, *, where: str) -> Recipe:
 
 
 def _nearest(name: str) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(name, recipe_names(), n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known recipes: {', '.join(recipe_names())}"
+    known = recipe_names()
+    return next(iter(near_names(name, known)), f"known recipes: {', '.join(known)}")
