@@ -20,6 +20,7 @@ from provisioner.documents.lock import Lock, LockScope
 from provisioner.documents.policy import LeftOut, Omission
 from provisioner.documents.receipt import Receipt
 from provisioner.documents.recipe import Recipe
+from provisioner.environment.integrity import peek_sources
 from provisioner.environment.site import find_site, venv_python
 from provisioner.environment.state import state_of
 from provisioner.errors import EnvironmentConflictError, UsageError
@@ -436,7 +437,7 @@ def _read_status(request: Any) -> dict[str, Any]:
     """What ``provision status`` would say now, for whoever would ask it next."""
     from provisioner.cli.status import describe
 
-    return describe(read_status(request.recipe, request.venv))
+    return describe(read_status(request.recipe, request.venv, peek_sources))
 
 
 def _check_on_card(request: Any, options: UpOptions, reporter: Reporter) -> "VerifyReport | None":

@@ -75,6 +75,16 @@ def test_a_second_run_changes_no_byte_and_no_time(home: Path, venv: Path) -> Non
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_second_run_that_reads_a_file_again_writes_nothing_either(home: Path, venv: Path) -> None:
+    kept, source = venv / ".provision" / "verified.json", find_site(venv).site_packages / "vllm" / "envs.py"
+    before, times = kept.stat(), source.stat()
+    # As when another environment is linked from the same cache: the same bytes and time, another ctime.
+    os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert answer(home, RECIPE, "--bare")["actions"] == []
+    after = kept.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_the_dry_run_promised_the_digests_that_are_there_now(home: Path) -> None:
     plan = answer(home, RECIPE, "--dry-run", "--venv", str(home / "elsewhere"))
     files = answer(home, "status", RECIPE)["patches"][0]["files"]
